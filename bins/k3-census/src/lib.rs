@@ -1,0 +1,1 @@
+//! Says what a checkpoint folder holds, and whether it is whole.

@@ -1,0 +1,1 @@
+//! Decides what stays in memory and what streams, from one ledger.

@@ -1,0 +1,1 @@
+//! Generates tokens from a plan, a trunk and the experts in the shards.

@@ -1,0 +1,1 @@
+//! `census.json` (`k3.census/1`).

@@ -1,0 +1,1 @@
+//! Small binary bodies: the only place that names bincode.

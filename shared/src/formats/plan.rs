@@ -1,0 +1,1 @@
+//! `plan.json` (`k3.plan/1`).

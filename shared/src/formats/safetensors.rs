@@ -1,0 +1,1 @@
+//! Shard headers: the safetensors rules, checked to the byte.

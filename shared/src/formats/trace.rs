@@ -1,0 +1,1 @@
+//! The expert trace: which experts each row of each step asked for.

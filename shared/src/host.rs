@@ -1,0 +1,1 @@
+//! Memory, cgroup limits, cores and peak resident size of this machine and process.

@@ -1,0 +1,1 @@
+//! Checkpoint tensor names, their roles, and the dtype and shape each must have.

@@ -1,0 +1,1 @@
+//! Published facts of the Kimi K3 release, embedded from `manifests/`.

@@ -1,0 +1,1 @@
+//! Byte sizes as people write and read them.

@@ -1,0 +1,1 @@
+//! How the trunk is cut into tiles, in order of use.

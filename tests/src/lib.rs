@@ -1,0 +1,1 @@
+//! Synthetic checkpoints by rule, for tests, benchmarks and the demo.

@@ -1,0 +1,2 @@
+//! Command-line entry of `k3-synth`.
+fn main() {}
