@@ -468,10 +468,10 @@ fn split_index(text: &str) -> Option<(u32, &str)> {
     let (number, rest) = text.split_once('.')?;
     let canonical =
         number.bytes().all(|b| b.is_ascii_digit()) && (number == "0" || !number.starts_with('0'));
-    if !canonical {
-        None
-    } else {
+    if canonical {
         Some((number.parse().ok()?, rest))
+    } else {
+        None
     }
 }
 
