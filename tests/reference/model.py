@@ -233,8 +233,8 @@ class Model:
 
     def expert(self, p, x):
         """Specification 3.6 step 5: one routed expert in the latent width; w1 is gate, w3 up, w2 down."""
-        gate, up = x @ self.w.mxfp4(p + "w1.weight").T, x @ self.w.mxfp4(p + "w3.weight").T
-        return situ(gate, up, self.c.situ_beta, self.c.situ_linear_beta) @ self.w.mxfp4(p + "w2.weight").T
+        gate, up = x @ self.w.mxfp4(p + "w1").T, x @ self.w.mxfp4(p + "w3").T
+        return situ(gate, up, self.c.situ_beta, self.c.situ_linear_beta) @ self.w.mxfp4(p + "w2").T
 
     def moe(self, p, x):
         """Specification 3.6: the mixture of experts. Each distinct expert is read once, outputs are summed in selection order."""
