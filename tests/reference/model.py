@@ -130,19 +130,23 @@ class Model:
         """Specification 3.8: what is carried between calls, one entry a layer, filled by the first call."""
         return [None] * self.num_layers
 
-    def step(self, ids, state, on_layer=None, last_only=False):
-        """Run token `ids` on from `state`; returns the logits of every token, or of the last only.
+    def walk(self, ids, state, on_layer=None):
+        """Push token `ids` through all layers, on from `state`; returns the stream and the snapshots.
 
         Layers are walked once, all tokens through each. `on_layer(layer, h)` sees the stream after each layer; what it returns,
         unless None, replaces it.
         """
-        h = self.w.rows(MODEL + "embed_tokens.weight", ids)
-        snapshots = []
+        h, snapshots = self.w.rows(MODEL + "embed_tokens.weight", ids), []
         for layer in range(self.num_layers):
             self.probe.layer = layer
             h = self.layer(layer, h, snapshots, state)
             replaced = on_layer(layer, h) if on_layer else None
             h = h if replaced is None else replaced
+        return h, snapshots
+
+    def step(self, ids, state, on_layer=None, last_only=False):
+        """As `walk`; returns the logits of every token, or of the last only."""
+        h, snapshots = self.walk(ids, state, on_layer)
         if last_only:
             h, snapshots = h[-1:], [s[-1:] for s in snapshots]
         return self.head(h, snapshots)
