@@ -16,7 +16,7 @@ import numpy as np
 
 import config as configs
 import synth
-from goldens import GOLDEN, PUBLISHED, Published, rounded, text_of
+from goldens import GOLDEN, PUBLISHED, Published, rounded, text_of, write_manifest
 from model import Model, margin
 
 FILE = GOLDEN / "slices.json"
@@ -95,6 +95,7 @@ def make(slices):
             }
         )
     )
+    write_manifest()
     return 0
 
 
