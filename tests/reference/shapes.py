@@ -73,7 +73,12 @@ SHAPES = [
     ),
     Shape("one-shared", "one shared expert", {"num_shared_experts": 1}),
     Shape("three-shared", "three shared experts, fused", {"num_shared_experts": 3}),
-    Shape("scaled-routing", "routed_scaling_factor 2.5", {"routed_scaling_factor": 2.5}),
+    Shape(
+        "scaled-routing",
+        # The norm on the aggregate cancels any common factor but for its epsilon, so only a large one shows the factor.
+        "routed_scaling_factor 2.5 and renormalised weights, made visible by a large epsilon",
+        {"routed_scaling_factor": 2.5, "rms_norm_eps": 0.5},
+    ),
     Shape("two-dense", "two dense layers", {"first_k_dense_replace": 2}),
     Shape("zero-dense", "no dense layer: layer 0 has experts", {"first_k_dense_replace": 0}),
     Shape("all-dense", "no layer has experts", {"num_hidden_layers": 3, "first_k_dense_replace": 3}, {"full_attn_layers": [2]}),
