@@ -19,7 +19,7 @@ import numpy as np
 import config as configs
 import synth
 from checkpoint import Checkpoint
-from model import Model, Probe, greedy, margin
+from model import Model, Probe, margin
 from shapes import SHAPES
 
 VERSION = 1

@@ -260,14 +260,3 @@ def margin(logits):
     """Distance between the two largest logits of one row."""
     top = np.partition(logits, -2)[-2:]
     return top[1] - top[0]
-
-
-def greedy(model, prompt, count, state=None):
-    """Greedy generation, ties to the lowest id (specification 8). Yields (id, logits) `count` times, one token a step."""
-    state = model.new_state() if state is None else state
-    ids = list(prompt)
-    for _ in range(count):
-        logits = model.step(ids, state, last_only=True)[-1]
-        token = int(np.argmax(logits))
-        yield token, logits
-        ids = [token]
