@@ -38,7 +38,7 @@ pub enum CodecError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Another kind of file, or another version.
-    #[error("byte 0: {what} begins with {:?}, not {:?}", show(found), show(want))]
+    #[error("byte 0: {what} begins with {:?}, not {:?}", show(*found), show(*want))]
     Tag {
         /// What was expected.
         what: &'static str,
@@ -77,7 +77,7 @@ pub enum CodecError {
     },
 }
 
-fn show(tag: &[u8; 8]) -> String {
+fn show(tag: [u8; 8]) -> String {
     tag.escape_ascii().to_string()
 }
 
