@@ -48,11 +48,8 @@ impl Policy for LayerDistance {
         let layers = self.geometry.layers();
         let current = self.geometry.layer_of(incoming).get();
         // Backwards from the layer before this one, all the way round to this one.
-        let passed = (1..=layers).map(|back| (current + layers - back) % layers);
-        match passed
-            .filter_map(|layer| self.evictable[layer].first())
-            .next()
-        {
+        let mut passed = (1..=layers).map(|back| (current + layers - back) % layers);
+        match passed.find_map(|layer| self.evictable[layer].first()) {
             Some(&(_, _, key)) => Victim::Resident(key),
             None => Victim::EarliestMember,
         }

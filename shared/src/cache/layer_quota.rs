@@ -59,4 +59,8 @@ impl Policy for LayerQuota {
     fn insert(&mut self, key: Key) {
         self.touch(key);
     }
+
+    fn settle(&mut self, key: Key) {
+        self.touch(key);
+    }
 }

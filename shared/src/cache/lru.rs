@@ -4,7 +4,9 @@ use super::{Geometry, Key, Members, Policy, Victim, lists::Lists};
 
 /// Gives up the expert whose last request is longest ago.
 ///
-/// On a cyclic scan it hits exactly nothing until one token's whole working set fits.
+/// Among the members of one group the last in group order is the most recent, hit or not; so a larger cache holds all that a
+/// smaller one does, as long as both hold a whole group. On a cyclic scan LRU hits exactly nothing until one token's working set fits,
+/// less a group.
 #[derive(Debug)]
 pub struct Lru {
     recency: Lists,
@@ -37,6 +39,10 @@ impl Policy for Lru {
     }
 
     fn insert(&mut self, key: Key) {
+        self.recency.push_front(0, key);
+    }
+
+    fn settle(&mut self, key: Key) {
         self.recency.push_front(0, key);
     }
 }

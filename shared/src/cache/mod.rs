@@ -259,9 +259,9 @@ impl ExpertCache {
             let decision = self.admit(key, decisions, &mut earliest);
             decisions.push(decision);
         }
-        for decision in &*decisions {
-            if self.slot_of[decision.key.get()] != NONE {
-                self.policy.settle(decision.key);
+        for &key in group {
+            if self.slot_of[key.get()] != NONE {
+                self.policy.settle(key);
             }
         }
         self.policy.end_group();

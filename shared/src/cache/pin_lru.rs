@@ -56,6 +56,10 @@ impl Policy for PinLru {
         self.touch(key);
     }
 
+    fn settle(&mut self, key: Key) {
+        self.touch(key);
+    }
+
     fn replaces_before_full(&self, incoming: Key) -> bool {
         !self.pinned[incoming.get()] && self.recency.len(0) >= self.lru_slots
     }

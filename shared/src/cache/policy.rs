@@ -132,7 +132,7 @@ pub trait Policy: Send {
     /// `key` became resident.
     fn insert(&mut self, key: Key);
 
-    /// The group is over and `key`, a member, is resident: it may be a victim from now on.
+    /// The group is over and `key`, a member, is resident: it may be a victim from now on. Called in group order, whatever hit.
     fn settle(&mut self, _key: Key) {}
 
     /// The group is over.

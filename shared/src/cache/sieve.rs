@@ -32,7 +32,7 @@ impl Policy for Sieve {
 
     fn victim(&mut self, _incoming: Key, members: &Members) -> Victim {
         // The first round may clear every mark; the second then finds a victim, unless all are members.
-        for _ in 0..2 * self.queue.len(0) + 1 {
+        for _ in 0..=2 * self.queue.len(0) {
             let Some(key) = self.hand.or_else(|| self.queue.back(0)) else {
                 break;
             };

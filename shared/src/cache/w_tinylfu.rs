@@ -24,6 +24,8 @@ pub struct WTinyLfu {
     sample: usize,
     window_slots: usize,
     protected_slots: usize,
+    /// Whether room ever had to be made: until then the window overflows into the main part without a contest.
+    full: bool,
 }
 
 impl WTinyLfu {
@@ -36,7 +38,8 @@ impl WTinyLfu {
             sampled: 0,
             sample: slots.saturating_mul(10),
             window_slots,
-            protected_slots: slots.saturating_sub(window_slots) / 5 * 4,
+            protected_slots: slots.saturating_sub(window_slots) * 4 / 5,
+            full: false,
         }
     }
 
@@ -75,6 +78,7 @@ impl Policy for WTinyLfu {
     }
 
     fn victim(&mut self, _incoming: Key, members: &Members) -> Victim {
+        self.full = true;
         let in_main = self
             .least_recent(PROBATION, members)
             .or_else(|| self.least_recent(PROTECTED, members));
@@ -101,5 +105,14 @@ impl Policy for WTinyLfu {
 
     fn insert(&mut self, key: Key) {
         self.segments.push_front(WINDOW, key);
+    }
+
+    fn end_group(&mut self) {
+        while !self.full && self.segments.len(WINDOW) > self.window_slots {
+            let Some(key) = self.segments.back(WINDOW) else {
+                break;
+            };
+            self.segments.push_front(PROBATION, key);
+        }
     }
 }

@@ -38,7 +38,7 @@ pub enum CodecError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Another kind of file, or another version.
-    #[error("byte 0: {what} begins with {:?}, not {:?}", show(*found), show(*want))]
+    #[error("byte 0: {what} begins with \"{}\", not \"{}\"", show(*found), show(*want))]
     Tag {
         /// What was expected.
         what: &'static str,
@@ -236,7 +236,7 @@ mod tests {
         let mut bytes = framed(&(1, "x".into(), None, vec![]));
         bytes[7] = 9;
         let error = unframed(&bytes).unwrap_err().to_string();
-        assert!(error.contains(r"K3TEST\\x00\\t"), "{error}");
+        assert!(error.contains(r#""K3TEST\x00\t""#), "{error}");
     }
 
     proptest! {
@@ -250,7 +250,7 @@ mod tests {
         fn a_flipped_bit_is_an_error(value: Sample, at: prop::sample::Index, bit in 0..8) {
             let mut bytes = framed(&value);
             let at = at.index(bytes.len());
-            bytes[at] ^= 1 << bit;
+            bytes[at] ^= 1u8 << bit;
             prop_assert!(unframed(&bytes).is_err());
         }
 
