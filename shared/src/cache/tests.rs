@@ -222,9 +222,9 @@ fn most_hits(groups: &[Group], slots: usize) -> u64 {
         for (residents, hits) in best.iter().enumerate() {
             let Some(hits) = hits else { continue };
             let hits = hits + u64::from((residents & members).count_ones());
-            for kept in 0..32usize {
+            for (kept, best) in next.iter_mut().enumerate() {
                 if kept & !(residents | members) == 0 && kept.count_ones() as usize <= slots {
-                    next[kept] = next[kept].max(Some(hits));
+                    *best = (*best).max(Some(hits));
                 }
             }
         }
