@@ -101,11 +101,11 @@ fn unpack(w: Weights<'_>, row: usize, b: usize, cols: usize, block: &mut TileBlo
     let lines = &mut block.lines[r];
     match w {
         Weights::Bf16(bytes) => match bytes[start * 2..end * 2].as_array::<{ BLOCK * 2 }>() {
-            Some(bytes) => dense_lines::<2>(bytes, lines),
+            Some(bytes) => dense_lines(bytes, lines),
             None => bf16_lines(&bytes[start * 2..end * 2], lines),
         },
         Weights::F32(bytes) => match bytes[start * 4..end * 4].as_array::<{ BLOCK * 4 }>() {
-            Some(bytes) => dense_lines::<4>(bytes, lines),
+            Some(bytes) => dense_lines(bytes, lines),
             None => f32_lines(&bytes[start * 4..end * 4], lines),
         },
         Weights::Mxfp4 {
@@ -142,9 +142,9 @@ fn unpack(w: Weights<'_>, row: usize, b: usize, cols: usize, block: &mut TileBlo
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dense_lines<const WIDTH: usize>(bytes: &[u8], lines: &mut BlockLines) {
-    for (bytes, line) in bytes.chunks_exact(LANES * WIDTH).zip(lines) {
-        store(dense_pair::<WIDTH>(bytes), line);
+fn dense_lines<const BYTES: usize>(bytes: &[u8; BYTES], lines: &mut BlockLines) {
+    for (bytes, line) in bytes.chunks_exact(BYTES / BLOCK * LANES).zip(lines) {
+        store(dense_pair(bytes), line);
     }
 }
 
