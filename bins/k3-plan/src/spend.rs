@@ -75,6 +75,8 @@ pub struct Spender<'a> {
     order: Vec<usize>,
     /// Sums over the order's prefixes and suffixes.
     sums: Vec<Cut>,
+    /// Tiles of the order that every plan pins.
+    num_fixed: usize,
 }
 
 /// The order cut in two: what is pinned and what streams.
@@ -126,11 +128,13 @@ impl<'a> Spender<'a> {
         }
         let order = pin_order(&model, asks.pin_order);
         let sums = cuts(&model, &order);
+        let num_fixed = num_fixed(&sums, &asks);
         Ok(Self {
             model,
             asks,
             order,
             sums,
+            num_fixed,
         })
     }
 
@@ -168,7 +172,7 @@ impl<'a> Spender<'a> {
             && settings.queue_depth == asked.queue_depth
             && self.fixed_cut().ring_bytes(settings.ring_bytes)
                 == self.fixed_cut().ring_bytes(asked.ring_bytes);
-        let mut num_pinned = self.num_fixed();
+        let mut num_pinned = self.num_fixed;
         let mut slots = self.slots(&settings);
         if complete {
             settings = asked;
@@ -288,18 +292,8 @@ impl<'a> Spender<'a> {
             .max(least)
     }
 
-    /// Tiles pinned by hand: the longest prefix within the size given.
-    fn num_fixed(&self) -> usize {
-        self.asks.pin_bytes.map_or(0, |bytes| {
-            self.sums
-                .iter()
-                .rposition(|cut| cut.pinned_bytes <= bytes)
-                .unwrap_or(0)
-        })
-    }
-
     fn fixed_cut(&self) -> &Cut {
-        &self.sums[self.num_fixed()]
+        &self.sums[self.num_fixed]
     }
 
     fn asked_slots(&self) -> usize {
@@ -329,15 +323,29 @@ impl<'a> Spender<'a> {
         }
     }
 
-    /// The total with what is fixed by hand, or the least, of tiles and slots.
+    /// The total with the fewest tiles and slots, or those fixed by hand.
     fn total(&self, settings: &Settings) -> Option<u64> {
-        self.total_of(&self.choice(settings, self.num_fixed(), self.slots(settings)))
+        self.total_of(&self.choice(settings, self.num_fixed, self.slots(settings)))
     }
 
     fn total_of(&self, choice: &Choice) -> Option<u64> {
         let lines = ledger::lines(&self.model, choice).ok()?;
         ledger::total_bytes(&lines).ok()
     }
+}
+
+/// Tiles that every plan pins: by hand, the longest prefix within the size given; else the prefix that takes least memory with
+/// the smallest ring, which is none unless a ring would take more than all there is to stream.
+fn num_fixed(sums: &[Cut], asks: &Asks) -> usize {
+    let ring = asks.ring_bytes.min(MIN_RING_BYTES);
+    let found = match asks.pin_bytes {
+        Some(bytes) => sums.iter().rposition(|cut| cut.pinned_bytes <= bytes),
+        None => (0..sums.len()).min_by_key(|&at| {
+            let cut = &sums[at];
+            cut.pinned_bytes.saturating_add(cut.ring_bytes(ring))
+        }),
+    };
+    found.unwrap_or(0)
 }
 
 /// The largest value in `least..=most` that fits, given that `least` does and that what fits is an initial stretch.
