@@ -20,6 +20,7 @@ use std::{
 
 use anyhow::Context as _;
 use k3_shared::{
+    cache::PolicyKind,
     formats::plan::{LIST_SCHEMA, Plan, Plans, Probe, SCHEMA},
     host::Host,
     ledger::{self, Choice},
@@ -259,6 +260,13 @@ impl Planner<'_> {
                 asks.prefill_chunk,
                 plan.prefill_chunk,
                 Bytes(plan.budget_bytes)
+            );
+        }
+        let working_set = self.spender.model().experts_per_token();
+        if self.cli.cache_policy == PolicyKind::Lru && plan.expert_slots < working_set {
+            log::warn!(
+                "lru hits nothing below one token's {working_set} experts, and there are {} slots: try --cache-policy layer-distance",
+                plan.expert_slots
             );
         }
         if let Some(warning) = report::host_warning(plan.total_bytes, &plan.host) {

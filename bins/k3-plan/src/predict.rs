@@ -240,3 +240,132 @@ fn flops(model: &Model<'_>) -> f64 {
     let expert = 3.0 * moe.routed_expert_hidden_size as f64 * moe.moe_intermediate_size as f64;
     2.0 * (trunk + model.experts_per_token() as f64 * expert)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k3_shared::{
+        config::Config,
+        formats::trace::Pair,
+        ids::ExpertIdx,
+        ledger::TileSet,
+        release,
+        tiles::{DEFAULT_TILE_BYTES, as_released, trunk_tiles},
+    };
+
+    fn probe(disk: f64, memory: Option<f64>, flops: Option<f64>) -> Probe {
+        Probe {
+            disk_bytes_per_second: Some(disk),
+            memory_bytes_per_second: memory,
+            flops_per_second: flops,
+            date: "2000-01-01".into(),
+        }
+    }
+
+    #[test]
+    fn the_limit_is_the_slowest_of_disk_memory_and_arithmetic() {
+        let work = Work {
+            read: 100.0,
+            touched: 300.0,
+            flops: 1000.0,
+        };
+        assert_eq!(work.limit(&probe(10.0, None, None)), Some(10.0));
+        assert_eq!(work.limit(&probe(10.0, Some(20.0), None)), Some(20.0));
+        assert_eq!(work.limit(&probe(10.0, Some(20.0), Some(25.0))), Some(40.0));
+        let unmeasured = Probe {
+            disk_bytes_per_second: None,
+            ..probe(1.0, Some(1.0), None)
+        };
+        assert_eq!(work.limit(&unmeasured), None);
+        let resident = Work { read: 0.0, ..work };
+        assert_eq!(resident.limit(&unmeasured), Some(300.0));
+    }
+
+    #[test]
+    fn a_streamed_token_of_the_release_reads_what_is_published() {
+        let config = Config::parse(release::CONFIG_JSON.as_bytes(), "c".as_ref()).unwrap();
+        let tiles = trunk_tiles(&config, 93, DEFAULT_TILE_BYTES, &as_released(&config));
+        let model = Model {
+            config: &config,
+            num_layers: 93,
+            tiles: &tiles,
+        };
+        let choice = Choice {
+            context: 1,
+            prefill_chunk: 1,
+            threads: 1,
+            queue_depth: 4,
+            stream_buffer_bytes: 0,
+            expert_slots: 20,
+            pinned: TileSet::none(tiles.len()),
+            verify_experts: false,
+        };
+        let hits = uniform_hits(&model, 16, PolicyKind::LayerDistance);
+        let predicted = predict(&model, &choice, hits, None);
+        assert_eq!(predicted.trunk_bytes_per_token, 108_811_877_376 + 43_008);
+        assert_eq!(predicted.head_bytes_per_token, 2_348_810_240);
+        assert_eq!(predicted.expert_bytes_per_token, 1472 * 17_547_264);
+        assert_eq!(predicted.seconds_per_token, None);
+    }
+
+    #[test]
+    fn lru_below_the_working_set_is_expected_to_hit_nothing() {
+        let config = Config::parse(release::CONFIG_JSON.as_bytes(), "c".as_ref()).unwrap();
+        let model = Model {
+            config: &config,
+            num_layers: 93,
+            tiles: &[],
+        };
+        assert_eq!(uniform_hits(&model, 1471, PolicyKind::Lru).rate, 0.0);
+        assert!(uniform_hits(&model, 1471, PolicyKind::LayerDistance).rate > 0.0);
+        assert_eq!(uniform_hits(&model, 82_432, PolicyKind::Lru).rate, 1.0);
+    }
+
+    #[test]
+    fn runs_of_one_layer_in_header_less_pairs_are_its_steps() {
+        let geometry = Geometry::new(3, 12, 2).unwrap();
+        let pair = |layer, expert| Pair {
+            layer: LayerIdx(layer),
+            expert: ExpertIdx(expert),
+        };
+        // Two rows of a prompt, then two tokens that ask for the same experts.
+        let pairs = [
+            (1, 3),
+            (1, 4),
+            (1, 4),
+            (1, 5),
+            (2, 0),
+            (2, 1),
+            (2, 0),
+            (2, 1),
+            (1, 6),
+            (1, 7),
+            (2, 8),
+            (2, 9),
+            (1, 6),
+            (1, 7),
+            (2, 8),
+            (2, 9),
+        ]
+        .map(|(layer, expert)| pair(layer, expert));
+        let groups = groups_of_pairs(&pairs, geometry).unwrap();
+        let shape: Vec<_> = groups
+            .iter()
+            .map(|g| (g.step, g.layer.0, g.rows, g.keys.len()))
+            .collect();
+        assert_eq!(
+            shape,
+            [
+                (0, 1, 2, 3),
+                (0, 2, 2, 2),
+                (1, 1, 1, 2),
+                (1, 2, 1, 2),
+                (2, 1, 1, 2),
+                (2, 2, 1, 2)
+            ]
+        );
+        let replay = Replay { geometry, groups };
+        let hits = replay.hits(20, PolicyKind::LayerDistance).unwrap();
+        assert_eq!((hits.requests_per_token, hits.rate), (4.0, 0.5));
+    }
+}
