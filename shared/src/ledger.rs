@@ -308,8 +308,9 @@ fn expert_slots(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
     let slot = model.expert_slot_bytes();
     let bytes = slot.checked_mul(choice.expert_slots as u64);
     let why = format!(
-        "{} slots x {slot} B, of {} experts; one token asks for {}",
+        "{} slots x {slot} B, {:.1} a layer, of {} experts; one token asks for {}",
         choice.expert_slots,
+        choice.expert_slots as f64 / model.num_moe_layers().max(1) as f64,
         model.num_experts(),
         model.experts_per_token()
     );

@@ -15,6 +15,10 @@ use crate::budget::Budget;
 /// The plan goes to stdout as JSON, the ledger to stderr: k3-plan --budget 32G | k3-run --prompt-file p.txt
 #[derive(Clone, Debug, Parser)]
 #[command(name = "k3-plan", version)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the command line"
+)]
 pub struct Cli {
     /// Peak resident size of the whole k3-run process: a size, `auto`, or a preset; several, comma-separated, make a table.
     #[arg(

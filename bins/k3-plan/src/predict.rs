@@ -316,9 +316,14 @@ mod tests {
             num_layers: 93,
             tiles: &[],
         };
-        assert_eq!(uniform_hits(&model, 1471, PolicyKind::Lru).rate, 0.0);
-        assert!(uniform_hits(&model, 1471, PolicyKind::LayerDistance).rate > 0.0);
-        assert_eq!(uniform_hits(&model, 82_432, PolicyKind::Lru).rate, 1.0);
+        let hits = |slots, policy| {
+            let hits = uniform_hits(&model, slots, policy);
+            format!("{:.0}", hits.rate * hits.requests_per_token)
+        };
+
+        assert_eq!(hits(1471, PolicyKind::Lru), "0");
+        assert_eq!(hits(1471, PolicyKind::LayerDistance), "26");
+        assert_eq!(hits(82_432, PolicyKind::Lru), "1472");
     }
 
     #[test]

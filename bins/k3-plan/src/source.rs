@@ -1,6 +1,7 @@
 //! Where the model to plan for comes from: a packed trunk beside its checkpoint, or a census alone.
 
 use std::{
+    collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
 };
@@ -8,12 +9,16 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use k3_shared::{
     config::Config,
-    formats::{plan::ExpertDigests, trunk::Trunk},
+    formats::{
+        census::{Census, TrunkException},
+        plan::ExpertDigests,
+        trunk::Trunk,
+    },
     ledger::Model,
+    names::{Dtype, TensorRole},
     release,
     tiles::{DEFAULT_TILE_BYTES, TileSpec, as_released, trunk_tiles},
 };
-use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use crate::cli::Cli;
@@ -42,15 +47,6 @@ pub(crate) struct Source {
     pub(crate) expert_dirs: Vec<PathBuf>,
     /// Digests of every expert, where the census made them.
     pub(crate) expert_digests: Option<ExpertDigests>,
-}
-
-/// What is needed of `census.json`.
-#[derive(Debug, Deserialize)]
-struct CensusHead {
-    schema: String,
-    model_dir: PathBuf,
-    identity: String,
-    ok: bool,
 }
 
 impl Source {
@@ -127,41 +123,51 @@ impl Source {
 
     fn of_census(
         cli: &Cli,
-        census: &Path,
+        path: &Path,
         model_dir: PathBuf,
         trunk_dir: PathBuf,
     ) -> anyhow::Result<Self> {
-        let (config, identity, model_dir, expert_digests) = if census == Path::new(release::NAME) {
-            let config = Config::parse(release::CONFIG_JSON.as_bytes(), census)?;
-            (config, release::NAME.to_owned(), model_dir, None)
+        let built_in = path == Path::new(release::NAME);
+        let census = if built_in {
+            Census::of_release()
         } else {
-            let head = CensusHead::open(census)?;
-            // A folder named on the command line is where the checkpoint is now.
-            let model_dir = match &cli.model {
-                Some(_) => model_dir,
-                None => std::path::absolute(head.model_dir)?,
-            };
-            let config = Config::open(&model_dir)?;
-            let expert_digests = digests(&model_dir)?;
-            (config, head.identity, model_dir, expert_digests)
+            Census::open(path)?
         };
-        let num_layers = cli.layers.map_or(config.num_hidden_layers, usize::from);
         ensure!(
-            num_layers <= config.num_hidden_layers,
-            "--layers {num_layers}: the model has {}",
-            config.num_hidden_layers
+            census.ok,
+            "{}: ok is false, the checkpoint has {} problem(s) (mend them, then re-run: k3-census {} -o {})",
+            path.display(),
+            census.problems.len(),
+            census.model_dir,
+            path.display()
         );
-        let tiles = trunk_tiles(
-            &config,
-            num_layers,
-            DEFAULT_TILE_BYTES,
-            &as_released(&config),
+        // A folder named on the command line is where the checkpoint is now; of the release, it is where it will be.
+        let model_dir = if built_in || cli.model.is_some() {
+            model_dir
+        } else {
+            std::path::absolute(&census.model_dir)?
+        };
+        let config = Config::from_value(&census.config, path)?;
+        let known = census.first_layers.unwrap_or(config.num_hidden_layers);
+        let num_layers = cli.layers.map_or(known, usize::from);
+        ensure!(
+            num_layers <= known,
+            "{}: of {known} layers, fewer than --layers {num_layers}",
+            path.display()
         );
+        let stored = exceptions(&census, &config);
+        let tiles = trunk_tiles(&config, num_layers, DEFAULT_TILE_BYTES, &|role| {
+            stored
+                .get(&role)
+                .cloned()
+                .unwrap_or_else(|| as_released(&config)(role))
+        });
+        let expert_digests = digests(&model_dir)?;
         Ok(Self {
             config,
             num_layers,
             tiles,
-            identity,
+            identity: census.identity.unwrap_or_else(|| release::NAME.to_owned()),
             model_dir,
             trunk_dir,
             trunk_files: Vec::new(),
@@ -171,28 +177,21 @@ impl Source {
     }
 }
 
-impl CensusHead {
-    fn open(path: &Path) -> anyhow::Result<Self> {
-        let again = || format!("re-run: k3-census MODEL_DIR > {}", path.display());
-        let bytes = fs::read(path).with_context(|| format!("{}: ({})", path.display(), again()))?;
-        let head: Self = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: no census ({})", path.display(), again()))?;
-        if head.schema != "k3.census/1" {
-            bail!(
-                "{}: schema is {:?}, not \"k3.census/1\" ({})",
-                path.display(),
-                head.schema,
-                again()
-            );
-        }
-        ensure!(
-            head.ok,
-            "{}: ok is false, the checkpoint has problems (see its problems[], mend them, then {})",
-            path.display(),
-            again()
-        );
-        Ok(head)
-    }
+/// Always-used tensors stored otherwise than the release stores them.
+fn exceptions(census: &Census, config: &Config) -> BTreeMap<TensorRole, (Dtype, Vec<usize>)> {
+    let exception = |found: &TrunkException| {
+        let role = TensorRole::parse(&found.tensor, config)?;
+        let dtype = [Dtype::F32, Dtype::Bf16]
+            .into_iter()
+            .find(|dtype| dtype.name() == found.dtype)?;
+        let shape = found.shape.iter().map(|&n| usize::try_from(n).ok());
+        Some((role, (dtype, shape.collect::<Option<_>>()?)))
+    };
+    census
+        .trunk_exceptions
+        .iter()
+        .filter_map(exception)
+        .collect()
 }
 
 /// The digest file of the experts, where there is one.

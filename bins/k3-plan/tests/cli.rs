@@ -1,5 +1,10 @@
 //! `k3-plan` as a process: exit codes, streams, and what it writes.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a failed step of a test's own set-up is a failed test"
+)]
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -9,12 +14,13 @@ use std::{
 use k3_shared::{
     config::Config,
     formats::{
+        census::{Census, TrunkException},
         plan::{Plan, Plans},
         trace::{Mode, TraceHeader, TraceRecord, TraceRow, TraceWriter},
         trunk::{self, DataFile, LayerRecord, TileRecord, Trunk},
     },
     ids::{ExpertIdx, LayerIdx},
-    ledger::{self, LINE_NAMES},
+    ledger::{self, LINE_NAMES, Model},
     tiles::{TileClass, TileSpec, as_released, trunk_tiles},
 };
 
@@ -161,6 +167,30 @@ fn the_plan_goes_to_stdout_and_the_ledger_to_stderr() {
 }
 
 #[test]
+fn every_plan_is_one_that_the_ledger_accepts_as_it_is() {
+    let fixture = Fixture::new();
+    let open = Trunk::open(&fixture.trunk()).unwrap();
+    let model = Model {
+        config: &open.config,
+        num_layers: 13,
+        tiles: &open.specs,
+    };
+    for args in [
+        &["--budget", "floor"][..],
+        &["--budget", "34M"],
+        &["--budget", "1G"],
+        &["--budget", "1G", "--pin", "1M", "--expert-slots", "9"],
+        &["--budget", "1G", "--pin", "1M", "--pin-order", "spread"],
+    ] {
+        let plan = parsed(&fixture.plan(args));
+        let checked = ledger::check(&plan, &model, IDENTITY).unwrap();
+        assert_eq!(checked.stale, Vec::<String>::new(), "{args:?}");
+        assert_eq!(checked.total_bytes, plan.total_bytes);
+        assert!(ledger::check(&plan, &model, "another").is_err());
+    }
+}
+
+#[test]
 fn quiet_says_nothing_and_output_goes_to_the_file() {
     let fixture = Fixture::new();
     let file = fixture.dir.path().join("plan.json");
@@ -251,11 +281,19 @@ fn the_built_in_census_plans_the_release_without_any_file() {
 fn a_census_file_finds_its_checkpoint() {
     let fixture = Fixture::new();
     let file = fixture.dir.path().join("census.json");
+    let config = Config::parse(CONFIG.as_bytes(), "c".as_ref()).unwrap();
     let census = |ok: bool| {
-        let json = serde_json::json!({
-            "schema": "k3.census/1", "model_dir": fixture.model(), "identity": "from-census", "ok": ok,
-        });
-        fs::write(&file, json.to_string()).unwrap();
+        let mut census = Census::of_release();
+        census.model_dir = fixture.model().display().to_string();
+        census.identity = Some("from-census".into());
+        census.ok = ok;
+        census.config = config.to_canonical();
+        census.trunk_exceptions = vec![TrunkException {
+            tensor: "language_model.lm_head.weight".into(),
+            dtype: "F32".into(),
+            shape: vec![576, 160],
+        }];
+        fs::write(&file, serde_json::to_vec(&census).unwrap()).unwrap();
         command()
             .args(["--budget", "1G", "--census", file.to_str().unwrap()])
             .output()
@@ -263,6 +301,12 @@ fn a_census_file_finds_its_checkpoint() {
     };
     let plan = parsed(&census(true));
     assert_eq!(plan.identity, "from-census");
+    let head = plan
+        .ledger
+        .iter()
+        .find(|l| l.name == "output_head")
+        .unwrap();
+    assert_eq!(head.bytes, 576 * 160 * 4, "stored as F32");
     assert_eq!(plan.model_dir, fixture.model());
     let refused = census(false);
     assert_eq!(code(&refused), 2);
@@ -354,16 +398,15 @@ fn a_trace_gives_the_expected_hits_with_the_planned_slots() {
     let plan = parsed(&fixture.plan(&args));
     assert_eq!(plan.predicted.expert_bytes_per_token, 48 * 9792 / 4);
     let args = [
-        &args[..],
-        &["--cache-policy", "lru", "--expert-slots", "20"],
-    ]
-    .concat();
-    let args: Vec<&str> = args
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| ![2, 3].contains(at))
-        .map(|(_, arg)| *arg)
-        .collect();
+        "--budget",
+        "1G",
+        "--expert-slots",
+        "20",
+        "--cache-policy",
+        "lru",
+        "--trace",
+        trace_arg,
+    ];
     let output = fixture.plan(&args);
     let plan = parsed(&output);
     assert_eq!(plan.predicted.expert_bytes_per_token, 48 * 9792);
