@@ -65,13 +65,14 @@ impl ExpertSlots {
     /// `None` for a model without routed experts.
     pub(super) fn open(
         checkpoint: &Checkpoint,
+        num_layers: usize,
         options: &StoreOptions,
         files: &mut Files,
         readers: Arc<Readers>,
     ) -> Result<Option<Self>, SourceError> {
         let config = &checkpoint.config;
         let mut layers = Vec::new();
-        for layer in config.layers().take(checkpoint.layers) {
+        for layer in config.layers().take(num_layers) {
             layers.push(match config.mlp(layer) {
                 Mlp::Dense => None,
                 Mlp::Moe => Some(LayerFile::open(checkpoint, layer, files)?),
@@ -248,7 +249,7 @@ impl ExpertSlots {
 
     fn check(&mut self, id: ExpertId, digest: Option<[u8; 32]>) -> Result<(), SourceError> {
         let (Some(found), Some(digests)) = (digest, &self.digests) else { return Ok(()) };
-        if digests.get(&(id.layer, id.expert)) != Some(&found) {
+        if digests.get(&id) != Some(&found) {
             let (file, offset) = self.place(id)?;
             return Err(SourceError::Digest {
                 path: file.path().to_owned(),
