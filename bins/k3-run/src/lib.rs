@@ -1,1 +1,3 @@
 //! Generates tokens from a plan, a trunk and the experts in the shards.
+
+pub mod kernels;

@@ -1,0 +1,167 @@
+//! Input vectors in the layout the matrix kernels read.
+//!
+//! Each run of 16 inputs is stored even elements first, then odd ones: `0 2 4 .. 14 1 3 .. 15`. A 32-bit word of bf16
+//! weights holds elements `2j` and `2j+1`, and so does a byte of MXFP4, so with this order a kernel splits weights with
+//! a shift and a mask and never shuffles. Vectors are padded with zeros to whole blocks of [`BLOCK`] inputs.
+
+/// Inputs summed in f32 before the sum is carried into f64.
+pub const BLOCK: usize = 128;
+
+/// Partial sums kept per output: input `i` belongs to lane `i % LANES`.
+pub const LANES: usize = 16;
+
+/// Sixteen consecutive inputs, even ones first, on a cache line of their own.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C, align(64))]
+pub(super) struct Line(pub(super) [f32; LANES]);
+
+/// One block of inputs.
+pub(super) type BlockLines = [Line; BLOCK / LANES];
+
+impl Line {
+    /// Where element `i` of the sixteen is kept.
+    pub(super) const fn position(i: usize) -> usize {
+        i / 2 + (i % 2) * (LANES / 2)
+    }
+
+    fn set(&mut self, x: &[f32; LANES]) {
+        let (even, odd) = self.0.split_at_mut(LANES / 2);
+        for ((pair, e), o) in x.as_chunks::<2>().0.iter().zip(even).zip(odd) {
+            *e = pair[0];
+            *o = pair[1];
+        }
+    }
+}
+
+/// `T` vectors of `cols` f32, permuted and zero-padded for the kernels. Buffers are reused from fill to fill.
+#[derive(Debug, Default)]
+pub struct Activations {
+    blocks: Vec<BlockLines>,
+    num_rows: usize,
+    cols: usize,
+}
+
+impl Activations {
+    /// No vectors; the first [`fill`](Self::fill) allocates.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Replaces the vectors by those of `x`, `[T, cols]` row-major.
+    ///
+    /// # Panics
+    /// If `cols` is zero or does not divide the length of `x`.
+    pub fn fill(&mut self, x: &[f32], cols: usize) {
+        assert!(
+            cols > 0 && x.len().is_multiple_of(cols),
+            "{} values are not rows of {cols}",
+            x.len()
+        );
+        self.cols = cols;
+        self.num_rows = x.len() / cols;
+        let per_row = self.blocks_per_row();
+        self.blocks
+            .resize(self.num_rows * per_row, BlockLines::default());
+        for (row, into) in x
+            .chunks_exact(cols)
+            .zip(self.blocks.chunks_exact_mut(per_row))
+        {
+            let mut lines = into.as_flattened_mut().iter_mut();
+            let (whole, rest) = row.as_chunks::<LANES>();
+            for (sixteen, line) in whole.iter().zip(lines.by_ref()) {
+                line.set(sixteen);
+            }
+            if !rest.is_empty()
+                && let Some(line) = lines.next()
+            {
+                let mut padded = [0.0; LANES];
+                padded[..rest.len()].copy_from_slice(rest);
+                line.set(&padded);
+            }
+            lines.for_each(|line| *line = Line::default());
+        }
+    }
+
+    /// Replaces the vectors by the given rows of `src`, in that order (a row may repeat).
+    ///
+    /// # Panics
+    /// If a row is not in `src`.
+    pub fn gather(&mut self, src: &Self, rows: &[u32]) {
+        self.cols = src.cols;
+        self.num_rows = rows.len();
+        self.blocks.clear();
+        for &row in rows {
+            self.blocks.extend_from_slice(src.row(row as usize));
+        }
+    }
+
+    /// How many vectors there are (`T`).
+    pub fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    /// Length of each vector, without padding.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of memory the buffer holds, for the ledger.
+    pub fn allocated_bytes(&self) -> usize {
+        self.blocks.capacity() * size_of::<BlockLines>()
+    }
+
+    /// Bytes needed for `num_rows` vectors of `cols`.
+    pub fn bytes_for(num_rows: usize, cols: usize) -> usize {
+        num_rows * cols.div_ceil(BLOCK) * size_of::<BlockLines>()
+    }
+
+    /// Blocks of each vector.
+    pub(super) fn blocks_per_row(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
+    }
+
+    /// The blocks of vector `row`.
+    pub(super) fn row(&self, row: usize) -> &[BlockLines] {
+        let per_row = self.blocks_per_row();
+        &self.blocks[row * per_row..(row + 1) * per_row]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn restored(x: &Activations, row: usize) -> Vec<f32> {
+        let lines = x.row(row).as_flattened();
+        (0..x.blocks_per_row() * BLOCK)
+            .map(|i| lines[i / LANES].0[Line::position(i % LANES)])
+            .collect()
+    }
+
+    #[test]
+    fn every_element_is_found_at_its_position_and_the_rest_is_zero() {
+        let mut x = Activations::new();
+        for cols in [300, 1, 16, 17, 127, 128, 129, 257] {
+            let values: Vec<f32> = (0..cols * 3).map(|i| i as f32 + 1.0).collect();
+            x.fill(&values, cols);
+            assert_eq!((x.num_rows(), x.cols()), (3, cols));
+            for row in 0..3 {
+                let all = restored(&x, row);
+                assert_eq!(all[..cols], values[row * cols..][..cols], "cols {cols}");
+                assert!(all[cols..].iter().all(|v| v.to_bits() == 0), "cols {cols}");
+            }
+            assert!(x.allocated_bytes() >= Activations::bytes_for(3, cols));
+        }
+    }
+
+    #[test]
+    fn gather_takes_rows_in_the_order_asked_for() {
+        let (mut x, mut y) = (Activations::new(), Activations::new());
+        x.fill(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2);
+        y.gather(&x, &[2, 0, 2]);
+        assert_eq!(y.num_rows(), 3);
+        assert_eq!(restored(&y, 0)[..2], [5.0, 6.0]);
+        assert_eq!(restored(&y, 1)[..2], [1.0, 2.0]);
+        assert_eq!(restored(&y, 2)[..2], [5.0, 6.0]);
+    }
+}

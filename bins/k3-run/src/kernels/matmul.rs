@@ -1,0 +1,131 @@
+//! Matrix times a few vectors, straight from the stored bytes.
+
+use rayon::prelude::*;
+
+use super::activations::Activations;
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
+use super::isa::Isa;
+use super::scalar;
+use super::weights::Weights;
+
+/// Weight bytes of one parallel task: long enough for the processor to stream, short enough to balance.
+const TASK_BYTES: usize = 256 << 10;
+
+/// Rows of a task are a multiple of this, so that the kernels' row groups are full.
+const TASK_ROWS: usize = 12;
+
+/// Multiplies on the current thread: `out[row][t] = w[row] . x[t]`.
+///
+/// - `w`: `[rows, cols]`, where `cols` is that of `x`.
+/// - `out`: `[rows, T]`; all `T` results of a weight row are adjacent.
+///
+/// The order of every sum is that of the [module](super) documentation, whatever `isa`, `T` or the other rows are.
+///
+/// # Panics
+/// If the lengths disagree.
+pub fn matmul(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
+    check(w, x, out);
+    serial(isa, w, x, out);
+}
+
+/// [`matmul`] with the output rows split over the current rayon pool. A row is never split, and nothing is allocated.
+///
+/// # Panics
+/// If the lengths disagree.
+pub fn par_matmul(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
+    check(w, x, out);
+    let (cols, num_tokens) = (x.cols(), x.num_rows());
+    if out.is_empty() {
+        return;
+    }
+    let num_rows = out.len() / num_tokens;
+    let rows = task_rows(
+        num_rows,
+        w.num_bytes() * num_tokens,
+        rayon::current_num_threads(),
+    );
+    if rows >= num_rows {
+        return serial(isa, w, x, out);
+    }
+    out.par_chunks_mut(rows * num_tokens)
+        .enumerate()
+        .for_each(|(task, out)| {
+            let first = task * rows;
+            serial(
+                isa,
+                w.rows(first..first + out.len() / num_tokens, cols),
+                x,
+                out,
+            );
+        });
+}
+
+/// Rows of one task: about [`TASK_BYTES`] of weights (counted once per vector, as the work grows with both), at least
+/// two tasks a thread where there are that many row groups.
+fn task_rows(num_rows: usize, work_bytes: usize, threads: usize) -> usize {
+    if threads <= 1 {
+        return num_rows;
+    }
+    let by_bytes = num_rows * TASK_BYTES / work_bytes.max(1);
+    let by_threads = num_rows.div_ceil(threads * 2);
+    by_bytes.min(by_threads).max(1).next_multiple_of(TASK_ROWS)
+}
+
+fn check(w: Weights<'_>, x: &Activations, out: &[f32]) {
+    if x.num_rows() == 0 {
+        assert!(
+            out.is_empty(),
+            "no vectors, but {} results asked for",
+            out.len()
+        );
+        return;
+    }
+    let rows = w.num_rows(x.cols());
+    assert_eq!(
+        out.len(),
+        rows * x.num_rows(),
+        "results of {rows} rows times {} vectors",
+        x.num_rows()
+    );
+}
+
+fn serial(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
+    match isa {
+        Isa::Scalar => scalar::matmul(w, x, out),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Avx2` exists only if `Avx2::detect` saw AVX2 and FMA.
+        Isa::Avx2(_) => unsafe { avx2::matmul(w, x, out) },
+    }
+}
+
+/// `[rows, T]` results of [`matmul`] to `T` vectors `[T, rows]`.
+///
+/// # Panics
+/// If the lengths differ or `t` does not divide them.
+pub fn transpose(out: &[f32], t: usize, into: &mut [f32]) {
+    assert_eq!(out.len(), into.len(), "transposed lengths");
+    if t <= 1 {
+        into.copy_from_slice(out);
+        return;
+    }
+    assert!(
+        out.len().is_multiple_of(t),
+        "{} results are not rows of {t}",
+        out.len()
+    );
+    let rows = out.len() / t;
+    for (first, block) in (0..).step_by(16).zip(out.chunks(16 * t)) {
+        for (token, vector) in into.chunks_exact_mut(rows).enumerate() {
+            for (value, results) in vector[first..].iter_mut().zip(block.chunks_exact(t)) {
+                *value = results[token];
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
