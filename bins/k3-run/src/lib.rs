@@ -1,3 +1,4 @@
 //! Generates tokens from a plan, a trunk and the experts in the shards.
 
 pub mod kernels;
+pub mod model;

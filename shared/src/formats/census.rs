@@ -81,6 +81,64 @@ impl fmt::Display for Problem {
     }
 }
 
+/// Problems of one file: a hundred by name, the rest by number, so that a hostile file cannot make the list grow.
+#[derive(Debug)]
+pub struct ProblemList<'f> {
+    file: &'f str,
+    named: Vec<Problem>,
+    more: usize,
+}
+
+impl<'f> ProblemList<'f> {
+    const MAX_NAMED: usize = 100;
+
+    /// An empty list for `file`.
+    pub fn new(file: &'f str) -> Self {
+        Self {
+            file,
+            named: Vec::new(),
+            more: 0,
+        }
+    }
+
+    /// A problem of the whole file.
+    pub fn file(&mut self, message: impl Into<String>) {
+        self.push(None, None, message.into());
+    }
+
+    /// A problem at a byte.
+    pub fn at(&mut self, offset: u64, message: impl Into<String>) {
+        self.push(None, Some(offset), message.into());
+    }
+
+    /// A problem of a tensor.
+    pub fn tensor(&mut self, tensor: &str, offset: u64, message: impl Into<String>) {
+        self.push(Some(tensor), Some(offset), message.into());
+    }
+
+    fn push(&mut self, tensor: Option<&str>, offset: Option<u64>, message: String) {
+        if self.named.len() < Self::MAX_NAMED {
+            self.named.push(Problem {
+                file: self.file.into(),
+                tensor: tensor.map(Into::into),
+                offset,
+                message,
+            });
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// The problems, and one that counts those not named.
+    pub fn into_vec(mut self) -> Vec<Problem> {
+        if self.more > 0 {
+            let message = format!("{} more problems of the same kinds", self.more);
+            self.named.push(Problem::of(self.file, message));
+        }
+        self.named
+    }
+}
+
 /// How many tensors a class has, and how large they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassTotals {

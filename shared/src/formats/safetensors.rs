@@ -11,16 +11,13 @@ mod parse;
 
 use std::{borrow::Cow, collections::HashSet, fs::File, os::unix::fs::FileExt as _};
 
-use crate::formats::census::Problem;
+use crate::formats::census::{Problem, ProblemList};
 
 /// Longest JSON header that is read: the limit of the safetensors library (decimal).
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Bytes of the length in front of the JSON.
 pub const PREFIX_BYTES: u64 = 8;
-
-/// Problems named one by one in a single file; the rest are counted.
-const MAX_PROBLEMS: usize = 100;
 
 macro_rules! dtypes {
     ($($variant:ident $name:literal $bits:literal;)*) => {
@@ -132,28 +129,30 @@ impl<'a> Header<'a> {
             entries: raw.entries,
             dims: raw.dims,
         };
-        let mut problems = Problems::new(file);
+        let mut problems = ProblemList::new(file);
         header.check_names(&mut problems);
         header.entries.sort_unstable_by_key(|e| (e.begin, e.end));
         header.check_sizes(&mut problems);
         header.check_tiling(&mut problems);
-        problems.finish().map(|()| header)
+        let problems = problems.into_vec();
+        if problems.is_empty() {
+            Ok(header)
+        } else {
+            Err(problems)
+        }
     }
 
-    fn check_names(&self, problems: &mut Problems<'_>) {
+    fn check_names(&self, problems: &mut ProblemList<'_>) {
         let mut seen = HashSet::with_capacity(self.entries.len());
         for entry in &self.entries {
             if !seen.insert(entry.name.as_ref()) {
-                problems.add(
-                    entry,
-                    self.offset(entry),
-                    "the name appears twice in the header".into(),
-                );
+                let message = "the name appears twice in the header";
+                problems.tensor(&entry.name, self.offset(entry), message);
             }
         }
     }
 
-    fn check_sizes(&self, problems: &mut Problems<'_>) {
+    fn check_sizes(&self, problems: &mut ProblemList<'_>) {
         for entry in &self.entries {
             let shape = self.shape(entry);
             let bits = shape
@@ -178,25 +177,25 @@ impl<'a> Header<'a> {
                 ),
                 _ => continue,
             };
-            problems.add(entry, self.offset(entry), message);
+            problems.tensor(&entry.name, self.offset(entry), message);
         }
     }
 
     /// `entries` are sorted by offset.
-    fn check_tiling(&self, problems: &mut Problems<'_>) {
+    fn check_tiling(&self, problems: &mut ProblemList<'_>) {
         let mut expected = 0u64;
         for entry in &self.entries {
             let (begin, end) = (entry.begin, entry.end);
             if begin > expected {
                 let hole = begin - expected;
                 let message = format!("{hole} bytes before it belong to no tensor");
-                problems.add(entry, self.offset(entry), message);
+                problems.tensor(&entry.name, self.offset(entry), message);
             } else if begin < expected {
                 let message = format!(
                     "begins {} bytes inside the tensor before it",
                     expected - begin
                 );
-                problems.add(entry, self.offset(entry), message);
+                problems.tensor(&entry.name, self.offset(entry), message);
             }
             if end > self.data_bytes {
                 let message = format!(
@@ -204,71 +203,20 @@ impl<'a> Header<'a> {
                     self.header_bytes.saturating_add(end),
                     self.header_bytes + self.data_bytes
                 );
-                problems.add(entry, self.offset(entry), message);
+                problems.tensor(&entry.name, self.offset(entry), message);
             }
             expected = expected.max(end);
         }
         if expected < self.data_bytes {
-            problems.push(Problem::at(
-                problems.file,
-                self.header_bytes + expected,
-                format!(
-                    "{} bytes after the last tensor belong to none",
-                    self.data_bytes - expected
-                ),
-            ));
+            let rest = self.data_bytes - expected;
+            let message = format!("{rest} bytes after the last tensor belong to none");
+            problems.at(self.header_bytes + expected, message);
         }
     }
 
     /// Absolute offset of an entry, for messages.
     fn offset(&self, entry: &Entry<'_>) -> u64 {
         self.header_bytes.saturating_add(entry.begin)
-    }
-}
-
-/// A list of problems of one file that does not grow with a hostile header.
-struct Problems<'f> {
-    file: &'f str,
-    named: Vec<Problem>,
-    more: usize,
-}
-
-impl<'f> Problems<'f> {
-    fn new(file: &'f str) -> Self {
-        Self {
-            file,
-            named: Vec::new(),
-            more: 0,
-        }
-    }
-
-    fn add(&mut self, entry: &Entry<'_>, offset: u64, message: String) {
-        self.push(Problem {
-            file: self.file.into(),
-            tensor: Some(entry.name.to_string()),
-            offset: Some(offset),
-            message,
-        });
-    }
-
-    fn push(&mut self, problem: Problem) {
-        if self.named.len() < MAX_PROBLEMS {
-            self.named.push(problem);
-        } else {
-            self.more += 1;
-        }
-    }
-
-    fn finish(mut self) -> Result<(), Vec<Problem>> {
-        if self.more > 0 {
-            let message = format!("{} more problems in this header", self.more);
-            self.named.push(Problem::of(self.file, message));
-        }
-        if self.named.is_empty() {
-            Ok(())
-        } else {
-            Err(self.named)
-        }
     }
 }
 
@@ -282,9 +230,8 @@ pub fn read(file: &File, file_bytes: u64, name: &str, buffer: &mut Vec<u8>) -> R
         move |e: std::io::Error| Problem::at(name, offset, format!("cannot be read: {e}"))
     };
     if file_bytes < PREFIX_BYTES {
-        let message = format!(
-            "has {file_bytes} bytes, too few for a safetensors header; download it again"
-        );
+        let message =
+            format!("has {file_bytes} bytes, too few for a safetensors header; download it again");
         return Err(Problem::of(name, message));
     }
     let mut prefix = [0; 8];
