@@ -263,7 +263,11 @@ mod tests {
         }
         for columns in (32..=1 << 20).step_by(32) {
             let logarithm = (2.926 * (columns as f64).sqrt()).log2().round();
-            assert_eq!(127.0 - f64::from(scale_base(columns)), logarithm, "{columns}");
+            assert_eq!(
+                127.0 - f64::from(scale_base(columns)),
+                logarithm,
+                "{columns}"
+            );
         }
     }
 
