@@ -57,6 +57,10 @@ fn draw(
         .configure_mesh()
         .x_desc("cache, GB")
         .y_desc("misses, %")
+        .light_line_style(TRANSPARENT)
+        .axis_desc_style(("sans-serif", 18))
+        .label_style(("sans-serif", 15))
+        .y_label_formatter(&|y| format!("{y:.0}"))
         .x_label_formatter(&|x| format!("{x:.0}"))
         .draw()?;
     let floor = 100.0 * (1.0 - report.ceiling);
@@ -67,7 +71,8 @@ fn draw(
             4,
             BLACK.mix(0.5).into(),
         ))?
-        .label("first requests");
+        .label("first requests")
+        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK.mix(0.5)));
     for &policy in policies {
         let place = PolicyKind::ALL.iter().position(|&kind| kind == policy);
         let colour = COLOURS[place.unwrap_or(0) % COLOURS.len()];
@@ -85,6 +90,7 @@ fn draw(
     }
     chart
         .configure_series_labels()
+        .label_font(("sans-serif", 16))
         .position(SeriesLabelPosition::LowerLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))

@@ -68,7 +68,6 @@ fn check_rule(kind: PolicyKind, group: &[Key], decisions: &[Decision], slots: &m
         order.iter().eq(hits.clone().chain(misses)),
         "{kind}: processing order"
     );
-    let mut processed = BTreeSet::new();
     for (i, decision) in decisions.iter().enumerate() {
         assert_eq!(decision.is_hit(), i < hits.clone().count(), "{kind}");
         let Some(slot) = decision.slot.map(|slot| slot as usize) else {
@@ -85,15 +84,11 @@ fn check_rule(kind: PolicyKind, group: &[Key], decisions: &[Decision], slots: &m
                     assert_eq!(Some(slot), lowest_free, "{kind}");
                 }
                 if let Some(victim) = evicted.filter(|victim| group.contains(victim)) {
-                    assert!(
-                        processed.contains(&victim),
-                        "{kind}: a member must be consumed first"
-                    );
+                    check_member_goes(kind, victim, group, &order[..i], slots);
                 }
                 slots[slot] = Some(decision.key);
             }
         }
-        processed.insert(decision.key);
     }
     let held: Vec<Key> = slots.iter().flatten().copied().collect();
     assert_eq!(
@@ -101,6 +96,34 @@ fn check_rule(kind: PolicyKind, group: &[Key], decisions: &[Decision], slots: &m
         held.len(),
         "{kind}: one slot a key"
     );
+}
+
+/// A member lost its slot to another: it was consumed, and no one else could go.
+fn check_member_goes(
+    kind: PolicyKind,
+    victim: Key,
+    group: &[Key],
+    processed: &[Key],
+    slots: &[Option<Key>],
+) {
+    assert!(
+        processed.contains(&victim),
+        "{kind}: a member must be consumed first"
+    );
+    // These three keep some residents, or choose among members, by design.
+    if !matches!(
+        kind,
+        PolicyKind::Belady | PolicyKind::StaticPin | PolicyKind::PinLru
+    ) {
+        let others = slots.iter().flatten().filter(|key| !group.contains(key));
+        assert_eq!(
+            others.count(),
+            0,
+            "{kind}: a resident outside the group could go"
+        );
+        let earliest = processed.iter().find(|key| slots.contains(&Some(**key)));
+        assert_eq!(earliest, Some(&victim), "{kind}");
+    }
 }
 
 proptest! {
@@ -222,9 +245,9 @@ fn most_hits(groups: &[Group], slots: usize) -> u64 {
         for (residents, hits) in best.iter().enumerate() {
             let Some(hits) = hits else { continue };
             let hits = hits + u64::from((residents & members).count_ones());
-            for kept in 0..32usize {
+            for (kept, best) in next.iter_mut().enumerate() {
                 if kept & !(residents | members) == 0 && kept.count_ones() as usize <= slots {
-                    next[kept] = next[kept].max(Some(hits));
+                    *best = (*best).max(Some(hits));
                 }
             }
         }

@@ -4,8 +4,6 @@
 //! branches, so that the compiler vectorises the slice versions for any instruction set and each lane still gets the bits
 //! of the one-value function. Errors, measured over every exponent: `exp` 1 ulp, `sigmoid` 3, `tanh` 2, `silu` 3.
 
-use super::isa::Isa;
-
 /// Adding and subtracting this rounds a small f32 to the nearest integer, ties to even.
 const ROUND: f32 = 12_582_912.0;
 
@@ -170,6 +168,7 @@ for_each_isa! {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Isa;
     use super::super::testing::{Rng, assert_same_bits};
     use super::*;
 

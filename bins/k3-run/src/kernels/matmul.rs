@@ -13,7 +13,7 @@ use super::weights::Weights;
 const TASK_BYTES: usize = 256 << 10;
 
 /// Rows of a task are a multiple of this, so that the kernels' row groups are full.
-const TASK_ROWS: usize = 12;
+const TASK_ROWS: usize = 24;
 
 /// Multiplies on the current thread: `out[row][t] = w[row] . x[t]`.
 ///

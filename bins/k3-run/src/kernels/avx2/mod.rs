@@ -111,15 +111,17 @@ fn high_pd(v: __m256) -> __m256d {
     _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(v))
 }
 
-/// Sixteen weights of `WIDTH` bytes: 2 for bf16, 4 for f32.
+/// Sixteen weights: 32 bytes of bf16 or 64 of f32.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dense_pair<const WIDTH: usize>(bytes: &[u8]) -> Pair {
-    const { assert!(WIDTH == 2 || WIDTH == 4) };
-    if WIDTH == 2 {
-        bf16_pair(bytes.first_chunk().expect("sixteen bf16"))
-    } else {
-        f32_pair(bytes.first_chunk().expect("sixteen f32"))
+fn dense_pair(bytes: &[u8]) -> Pair {
+    match bytes.as_array() {
+        Some(bytes) => bf16_pair(bytes),
+        None => f32_pair(
+            bytes
+                .as_array()
+                .expect("sixteen weights of two or four bytes"),
+        ),
     }
 }
 
