@@ -1,8 +1,13 @@
 //! Facts about synthetic checkpoints, against the published tables, the goldens of the numpy reference, and the `safetensors`
 //! crate as oracle.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
 
 use std::{
     collections::BTreeMap,
+    fmt::Write as _,
     fs,
     io::Read as _,
     os::unix::fs::MetadataExt as _,
@@ -91,7 +96,10 @@ fn json(path: &Path) -> Value {
 
 fn hex(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
-    digest.iter().map(|b| format!("{b:02x}")).collect()
+    digest.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -473,6 +481,66 @@ fn force_replaces_what_was_synthetic_and_nothing_else() {
     want.insert(0, "model-00001-of-000096.safetensors".into());
     want.sort();
     assert_eq!(names(dir.path()), want, "what was there is still there");
+}
+
+#[test]
+fn a_shard_that_fails_leaves_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let obstacle = "model-00007-of-000016.safetensors.partial";
+    fs::create_dir(dir.path().join(obstacle)).unwrap();
+    let error = synth::tiny(dir.path()).unwrap_err();
+    assert!(error.to_string().contains(obstacle), "{error}");
+    let left = names(dir.path());
+    assert!(!left.contains(&"config.json".into()), "{left:?}");
+    assert!(!left.contains(&"model.safetensors.index.json".into()));
+    assert!(!left.contains(&"model-00007-of-000016.safetensors".into()));
+}
+
+#[test]
+fn a_killed_run_leaves_no_plausible_shard_and_can_be_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    // A last shard of half a gigabyte, so that the run is still at it when it is killed.
+    let mut config = json("golden/shapes/single-mla.config.json".as_ref());
+    config["text_config"]["hidden_size"] = 1024.into();
+    config["text_config"]["vocab_size"] = (1 << 17).into();
+    let file = dir.path().join("config.json");
+    fs::write(&file, config.to_string()).unwrap();
+    let out = dir.path().join("out");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_k3-synth"))
+        .args(["custom", "-q", "--threads", "1", "--config"])
+        .args([&file, &out])
+        .spawn()
+        .unwrap();
+    let last = "model-00006-of-000006.safetensors";
+    let partial = out.join(format!("{last}.partial"));
+    while !partial.exists() && run.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    run.kill().unwrap();
+    assert!(
+        !run.wait().unwrap().success(),
+        "it was done before it could be killed"
+    );
+
+    let config = fs::read(&file).unwrap();
+    let recipe = Recipe::custom(&config, &file, Options::default()).unwrap();
+    for name in names(&out) {
+        assert!(name != last && name != "config.json" && !name.ends_with(".index.json"));
+        if let Some(shard) = shards(&recipe).iter().find(|s| s.file() == name) {
+            let bytes = fs::read(out.join(&name)).unwrap();
+            let mut want = vec![0; bytes.len()];
+            shard.fill(0, &mut want);
+            assert_eq!(bytes.len() as u64, shard.file_bytes(), "{name}");
+            assert!(bytes == want, "{name}");
+        }
+    }
+    let out = out.to_str().unwrap();
+    assert!(k3_synth(&["tiny", out, "--force"]).status.success());
+    assert!(
+        names(out.as_ref())
+            .iter()
+            .all(|name| !name.contains("-of-000006"))
+    );
 }
 
 #[test]
