@@ -3,6 +3,7 @@
 //! Storage order puts the even lanes of sixteen inputs in one register and the odd lanes in the next, so a block sum is
 //! two registers of f32 and a running sum four of f64.
 
+mod few;
 mod many;
 mod one;
 
@@ -14,10 +15,18 @@ use super::weights::Weights;
 /// `out[row][t] = w[row] . x[t]` on this thread.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
-    if x.num_rows() == 1 {
-        one::matvec(w, x, out);
-    } else {
-        many::matmul(w, x, out);
+    match (x.num_rows(), w) {
+        (1, _) => one::matvec(w, x, out),
+        (..=few::MOST, Weights::Bf16(bytes)) => few::bf16(bytes, x, out),
+        (
+            ..=few::MOST,
+            Weights::Mxfp4 {
+                packed,
+                scale,
+                nan_scales,
+            },
+        ) => few::mxfp4(packed, scale, nan_scales, x, out),
+        _ => many::matmul(w, x, out),
     }
 }
 
