@@ -1,6 +1,11 @@
-//! Two to eight vectors: still near memory speed, so weights are not unpacked into a panel first but decoded in registers,
+//! Two to sixteen vectors: still near memory speed, so weights are not unpacked into a panel first but decoded in registers,
 //! once for four vectors. The tile and its sums are those of [`many`](super::many); even lanes take the low half of each word
 //! or byte, odd lanes the high half, so each pass decodes only what it uses.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "a tile is indexed by row and vector alike"
+)]
 
 use std::arch::x86_64::{
     __m128i, __m256, _MM_HINT_T0, _mm_and_si128, _mm_loadu_si128, _mm_prefetch, _mm_set1_epi8,
@@ -16,7 +21,7 @@ use super::super::weights::{GROUP, NanScales, half_factors};
 use super::many::{Sums, TILE_ROWS, TILE_TOKENS, carry, half, load_lanes};
 
 /// The most vectors this is faster for.
-pub(super) const MOST: usize = 8;
+pub(super) const MOST: usize = 16;
 
 /// How far ahead of the block in hand a row's bytes are asked for.
 const AHEAD: usize = 1024;
@@ -44,7 +49,7 @@ pub(super) fn bf16(bytes: &[u8], x: &Activations, out: &mut [f32]) {
             let mut block = [&[0; BF16]; TILE_ROWS];
             for ((block, padded), row) in block.iter_mut().zip(&mut padded).zip(rows) {
                 *block = block_of(row, b, padded);
-                ask_ahead(*block);
+                ask_ahead(block);
             }
             for (first, sums) in (0..num_tokens)
                 .step_by(TILE_TOKENS)

@@ -6,6 +6,11 @@
 //! - Panels of 24 rows in turn meet the same 1,024 inputs of up to 64 vectors, which so stay in the second-level cache; the f64
 //!   lanes of all these results wait there too.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "a tile is indexed by row and vector alike"
+)]
+
 use std::arch::x86_64::{
     __m256, _mm256_add_pd, _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_mul_ps,
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_pd, _mm256_storeu_ps,

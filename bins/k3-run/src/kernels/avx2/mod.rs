@@ -7,7 +7,16 @@ mod few;
 mod many;
 mod one;
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    __m256, __m256d, _mm_add_pd, _mm_add_sd, _mm_and_si128, _mm_cvtsd_ss, _mm_cvtss_f32,
+    _mm_loadu_si128, _mm_set1_epi8, _mm_setr_epi8, _mm_setzero_ps, _mm_shuffle_epi8,
+    _mm_srli_epi16, _mm_unpackhi_epi64, _mm_unpackhi_pd, _mm256_add_pd, _mm256_and_si256,
+    _mm256_castpd_ps, _mm256_castpd256_pd128, _mm256_castps_pd, _mm256_castps256_ps128,
+    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtps_pd,
+    _mm256_extractf128_pd, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_permute4x64_pd, _mm256_set1_epi32, _mm256_setzero_pd,
+    _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
+};
 
 use super::activations::{Activations, LANES, Line};
 use super::weights::Weights;
