@@ -1,1 +1,267 @@
 //! Terminal habits: outcomes and exit codes, atomic output files, progress and log on stderr.
+
+use std::{
+    error::Error,
+    fmt::Display,
+    fs, io,
+    io::{IsTerminal as _, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How a tool ended, short of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The work was done: exit 0.
+    Done,
+    /// The work was done and the answer is no, or the run stopped rather than print a wrong token: exit 1.
+    Negative,
+    /// A signal ended the run after its output so far was kept: exit 128 + the signal.
+    Interrupted(u8),
+}
+
+/// Turn the result of a tool's `run` into its exit code, printing an error once, on stderr.
+///
+/// A closed pipe is a success: the reader has had all it wanted.
+#[expect(
+    clippy::print_stderr,
+    reason = "the one place where a tool's error reaches its user"
+)]
+pub fn exit<E: Display + AsRef<dyn Error + 'static>>(
+    tool: &str,
+    result: Result<Outcome, E>,
+) -> ExitCode {
+    match result {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Negative) => ExitCode::from(1),
+        Ok(Outcome::Interrupted(signal)) => ExitCode::from(128u8.saturating_add(signal)),
+        Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{tool}: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether an error, or anything in its chain of sources, is a write to a closed pipe.
+pub fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<io::Error>()
+            && io.kind() == io::ErrorKind::BrokenPipe
+        {
+            return true;
+        }
+        if let Some(json) = error.downcast_ref::<serde_json::Error>()
+            && json.io_error_kind() == Some(io::ErrorKind::BrokenPipe)
+        {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// An output file that appears under its name only when it is complete and on disk.
+///
+/// It is written beside the target, synced, renamed, and the folder synced; dropped before [`Self::commit`], it leaves nothing.
+#[derive(Debug)]
+pub struct AtomicFile {
+    target: PathBuf,
+    file: io::BufWriter<tempfile::NamedTempFile>,
+}
+
+impl AtomicFile {
+    /// Begin to replace `target`. `-`-style names are the caller's business.
+    ///
+    /// # Errors
+    /// If no file can be made in the folder of `target`.
+    pub fn create(target: &Path) -> io::Result<Self> {
+        let folder = parent(target);
+        let name = target.file_name().ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{}: names no file", target.display()),
+            )
+        })?;
+        let mut prefix = std::ffi::OsString::from(".");
+        prefix.push(name);
+        let file = tempfile::Builder::new()
+            .prefix(&prefix)
+            .suffix(".partial")
+            .tempfile_in(folder)
+            .map_err(|e| {
+                io::Error::new(
+                    e.kind(),
+                    format!("{}: cannot write in this folder: {e}", folder.display()),
+                )
+            })?;
+        Ok(Self {
+            target: target.to_owned(),
+            file: io::BufWriter::new(file),
+        })
+    }
+
+    /// Sync, rename over the target, sync the folder.
+    ///
+    /// # Errors
+    /// If any of the three fails; the target is then as it was.
+    pub fn commit(self) -> io::Result<()> {
+        let at = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", self.target.display()));
+        let file = self.file.into_inner().map_err(|e| at(e.into_error()))?;
+        file.as_file().sync_all().map_err(at)?;
+        // A temporary file is private by default; an output file gets what the umask leaves, like any other.
+        let mode = 0o666 & !umask();
+        fs::set_permissions(
+            file.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(mode),
+        )
+        .map_err(at)?;
+        file.persist(&self.target).map_err(|e| at(e.error))?;
+        fs::File::open(parent(&self.target))?.sync_all().map_err(at)
+    }
+}
+
+impl io::Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Replace `target` with `bytes`, all or nothing.
+///
+/// # Errors
+/// As [`AtomicFile::create`] and [`AtomicFile::commit`].
+pub fn write_atomic(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = AtomicFile::create(target)?;
+    file.write_all(bytes)?;
+    file.commit()
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
+fn umask() -> u32 {
+    // The mask can only be read by setting it, which would race with other threads; the kernel also prints it.
+    fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|status| {
+            let line = status.lines().find_map(|l| l.strip_prefix("Umask:"))?;
+            u32::from_str_radix(line.trim(), 8).ok()
+        })
+        .unwrap_or(0o022)
+}
+
+/// A stderr progress bar in bytes with rate and time left; hidden off a terminal and when `quiet`.
+pub fn byte_progress(label: &str, total_bytes: u64, quiet: bool) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total_bytes), draw_target(quiet));
+    bar.set_style(style(
+        "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} eta {eta}",
+    ));
+    bar.set_message(label.to_owned());
+    bar
+}
+
+/// A stderr status line that the caller words; hidden off a terminal and when `quiet`.
+pub fn status_line(quiet: bool) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, draw_target(quiet));
+    bar.set_style(style("{spinner} {msg}"));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn draw_target(quiet: bool) -> ProgressDrawTarget {
+    if quiet || !io::stderr().is_terminal() {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr()
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+struct StderrLog;
+
+impl log::Log for StderrLog {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    #[expect(clippy::print_stderr, reason = "this is the log's outlet")]
+    fn log(&self, record: &log::Record<'_>) {
+        match record.level() {
+            log::Level::Error | log::Level::Warn => {
+                eprintln!(
+                    "{}: {}",
+                    record.level().as_str().to_lowercase(),
+                    record.args()
+                );
+            }
+            _ => eprintln!("{}", record.args()),
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Send the log to stderr: errors only with `quiet`, else warnings and notes, `-v` debug, `-vv` trace.
+pub fn init_log(quiet: bool, verbose: u8) {
+    let level = match (quiet, verbose) {
+        (true, _) => log::LevelFilter::Error,
+        (false, 0) => log::LevelFilter::Info,
+        (false, 1) => log::LevelFilter::Debug,
+        (false, _) => log::LevelFilter::Trace,
+    };
+    // A second call, as tests make, keeps the first logger.
+    if log::set_logger(&StderrLog).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_file_appears_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out.json");
+        write_atomic(&target, b"old").unwrap();
+        let mut file = AtomicFile::create(&target).unwrap();
+        file.write_all(b"half").unwrap();
+        drop(file);
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+        write_atomic(&target, b"new").unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "no temporary is left"
+        );
+    }
+
+    #[test]
+    fn a_missing_folder_is_named() {
+        let error = write_atomic(Path::new("/nonexistent-folder/x"), b"").unwrap_err();
+        assert!(error.to_string().contains("/nonexistent-folder"), "{error}");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_found_down_the_chain() {
+        let io = io::Error::new(io::ErrorKind::BrokenPipe, "gone");
+        assert!(is_broken_pipe(&io));
+        assert!(!is_broken_pipe(&io::Error::other("x")));
+    }
+}

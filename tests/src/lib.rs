@@ -1,1 +1,9 @@
 //! Synthetic checkpoints by rule, for tests, benchmarks and the demo.
+//!
+//! [`synth`] is the library that tests call; [`Cli`] and [`run`] are the program `k3-synth` over it.
+#![forbid(unsafe_code)]
+
+mod cli;
+pub mod synth;
+
+pub use cli::{Cli, run};

@@ -1,3 +1,5 @@
 //! Generates tokens from a plan, a trunk and the experts in the shards.
 
 pub mod kernels;
+pub mod model;
+pub mod store;

@@ -1,0 +1,112 @@
+//! The router: which experts a row takes, and with what weights (specification 3.6 steps 1 to 3).
+
+use k3_shared::{config::MoeConfig, ids::ExpertIdx};
+
+use crate::kernels::math::sigmoid;
+
+/// The experts of one row in selection order, and their weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Routing {
+    /// `[num_experts_per_token]`, best first.
+    pub experts: Vec<ExpertIdx>,
+    /// `[num_experts_per_token]`, of the unbiased scores.
+    pub weights: Vec<f32>,
+}
+
+/// Route one row.
+///
+/// Scores are sigmoids of `logits`; the bias takes part in the selection only; ties go to the lowest expert. Weights are the
+/// unbiased scores over their sum plus 1e-20, times `routed_scaling_factor`; the sum runs in selection order, in f64.
+///
+/// - `logits`: `[num_experts]`, overwritten by the scores. `bias`: `[num_experts]`.
+///
+/// `None` if a score is not finite.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "weights are f32; fewer experts than a u32 holds"
+)]
+pub fn route(moe: &MoeConfig, logits: &mut [f32], bias: &[f32]) -> Option<Routing> {
+    let top_k = moe.num_experts_per_token;
+    // Best first; an insertion keeps equal scores in ascending expert order.
+    let mut chosen: Vec<(f32, u32)> = Vec::with_capacity(top_k + 1);
+    for (expert, (logit, bias)) in (0u32..).zip(logits.iter_mut().zip(bias)) {
+        *logit = sigmoid(*logit);
+        let score = *logit + bias;
+        if !score.is_finite() {
+            return None;
+        }
+        let place = chosen.partition_point(|&(s, _)| s >= score);
+        if place < top_k {
+            chosen.insert(place, (score, expert));
+            chosen.truncate(top_k);
+        }
+    }
+    let score = |expert: u32| f64::from(logits[expert as usize]);
+    let sum: f64 = chosen.iter().fold(0.0, |sum, &(_, e)| sum + score(e)) + 1e-20;
+    let weight = |expert| (score(expert) / sum * moe.routed_scaling_factor) as f32;
+    Some(Routing {
+        weights: chosen.iter().map(|&(_, e)| weight(e)).collect(),
+        experts: chosen.into_iter().map(|(_, e)| ExpertIdx(e)).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moe(num_experts: usize, top_k: usize, scale: f64) -> MoeConfig {
+        MoeConfig {
+            num_experts,
+            num_experts_per_token: top_k,
+            num_shared_experts: 1,
+            routed_expert_hidden_size: 32,
+            moe_intermediate_size: 32,
+            routed_scaling_factor: scale,
+        }
+    }
+
+    #[test]
+    fn row_5_the_bias_selects_only_and_row_28_weights_are_renormalised() {
+        let mut logits = [0.2, -1.0, 0.5, 2.0, 0.0];
+        let bias = [0.5, 0.9, 0.0, -0.8, 0.1];
+        let routing = route(&moe(5, 2, 1.0), &mut logits, &bias).unwrap();
+        assert_eq!(routing.experts, [ExpertIdx(1), ExpertIdx(0)]);
+        let want = [0.328_467_874_4, 0.671_532_125_6];
+        for (got, want) in routing.weights.iter().zip(want) {
+            assert!((f64::from(*got) - want).abs() < 1e-7, "{got} {want}");
+        }
+        for (got, want) in logits
+            .iter()
+            .zip([0.549_834, 0.268_941_42, 0.622_459_3, 0.880_797, 0.5])
+        {
+            assert!((got - want).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn the_scaling_factor_multiplies_the_weights() {
+        let routing = route(&moe(3, 2, 2.5), &mut [0.0; 3], &[0.0; 3]).unwrap();
+        assert_eq!(routing.weights, [1.25, 1.25]);
+    }
+
+    #[test]
+    fn ties_go_to_the_lowest_expert() {
+        let routing = route(
+            &moe(6, 3, 1.0),
+            &mut [1.0, 2.0, 1.0, 2.0, 1.0, 2.0],
+            &[0.0; 6],
+        )
+        .unwrap();
+        assert_eq!(routing.experts, [ExpertIdx(1), ExpertIdx(3), ExpertIdx(5)]);
+        let routing = route(&moe(6, 4, 1.0), &mut [0.0; 6], &[0.0; 6]).unwrap();
+        assert_eq!(routing.experts, [0, 1, 2, 3].map(ExpertIdx));
+    }
+
+    #[test]
+    fn a_nan_routes_nowhere() {
+        assert_eq!(
+            route(&moe(2, 1, 1.0), &mut [0.0, f32::NAN], &[0.0; 2]),
+            None
+        );
+    }
+}

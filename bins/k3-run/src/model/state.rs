@@ -1,0 +1,79 @@
+//! What a sequence carries from step to step: recurrent state, convolution history, latent cache, position.
+
+use k3_shared::config::{Config, Mixer};
+
+/// State of one KDA layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KdaState {
+    /// `[heads, head_dim, head_dim]`: key rows by value columns.
+    pub matrix: Vec<f32>,
+    /// For queries, keys and values: the last `K - 1` raw projections, `[K - 1, heads * head_dim]`, oldest first.
+    pub history: [Vec<f32>; 3],
+}
+
+/// Cached positions of one MLA layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentCache {
+    /// `[context, kv_lora_rank + qk_rope_head_dim]`: the normed latent, then the shared slice as projected.
+    pub values: Vec<f32>,
+    /// Width of one position.
+    pub width: usize,
+}
+
+impl LatentCache {
+    /// The first `positions` positions.
+    pub fn visible(&self, positions: usize) -> &[f32] {
+        &self.values[..positions * self.width]
+    }
+
+    /// Where `position` is stored.
+    pub fn slot(&mut self, position: usize) -> &mut [f32] {
+        &mut self.values[position * self.width..(position + 1) * self.width]
+    }
+}
+
+/// State of one layer's mixer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MixerState {
+    /// Of fixed size.
+    Kda(KdaState),
+    /// Growing with the context.
+    Mla(LatentCache),
+}
+
+/// State of one sequence: zero at its start, advanced only by whole steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceState {
+    /// One a layer.
+    pub mixers: Vec<MixerState>,
+    /// Positions computed so far.
+    pub position: usize,
+    /// Positions there is room for.
+    pub context: usize,
+    /// Set while a step runs: a step that fails leaves layers at different positions.
+    pub(super) torn: bool,
+}
+
+impl SequenceState {
+    /// The state before the first token of a sequence of at most `context` positions.
+    pub fn new(config: &Config, num_layers: usize, context: usize) -> Self {
+        let kda = &config.kda;
+        let history = (kda.short_conv_kernel_size - 1) * kda.projection_size();
+        let mixer = |mixer: &Mixer| match mixer {
+            Mixer::Kda => MixerState::Kda(KdaState {
+                matrix: vec![0.0; kda.num_heads * kda.head_dim * kda.head_dim],
+                history: [vec![0.0; history], vec![0.0; history], vec![0.0; history]],
+            }),
+            Mixer::Mla => MixerState::Mla(LatentCache {
+                values: vec![0.0; context * config.mla.cache_width()],
+                width: config.mla.cache_width(),
+            }),
+        };
+        Self {
+            mixers: config.mixers.iter().take(num_layers).map(mixer).collect(),
+            position: 0,
+            context,
+            torn: false,
+        }
+    }
+}
