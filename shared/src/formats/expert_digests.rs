@@ -54,8 +54,10 @@ impl ExpertDigestFile {
     /// # Errors
     /// If it cannot be read, or a line is not a digest and an expert named once.
     pub fn open(path: &Path) -> Result<Self, ExpertDigestError> {
-        let bytes = std::fs::read(path)
-            .map_err(|source| ExpertDigestError::Io { path: path.to_owned(), source })?;
+        let bytes = std::fs::read(path).map_err(|source| ExpertDigestError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
         let mut experts = BTreeMap::new();
         for (index, line) in String::from_utf8_lossy(&bytes).lines().enumerate() {
             let parsed = parse_line(line).filter(|(id, _)| !experts.contains_key(id));
@@ -66,26 +68,39 @@ impl ExpertDigestFile {
             })?;
             experts.insert(id, digest);
         }
-        Ok(Self { sha256: hex(&Sha256::digest(&bytes)), experts })
+        Ok(Self {
+            sha256: hex(&Sha256::digest(&bytes)),
+            experts,
+        })
     }
 }
 
 /// One line of the file, with its line end.
 pub fn line(id: ExpertId, digest: &[u8; 32]) -> String {
-    format!("{}  layers.{}.experts.{}\n", hex(digest), id.layer, id.expert)
+    format!(
+        "{}  layers.{}.experts.{}\n",
+        hex(digest),
+        id.layer,
+        id.expert
+    )
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 fn parse_line(line: &str) -> Option<(ExpertId, [u8; 32])> {
     let (digest, name) = line.split_once("  ")?;
     let (layer, expert) = name.strip_prefix("layers.")?.split_once(".experts.")?;
-    let id = ExpertId { layer: LayerIdx(layer.parse().ok()?), expert: ExpertIdx(expert.parse().ok()?) };
+    let id = ExpertId {
+        layer: LayerIdx(layer.parse().ok()?),
+        expert: ExpertIdx(expert.parse().ok()?),
+    };
     if digest.len() != 64 || !digest.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }
@@ -104,11 +119,22 @@ mod tests {
     fn lines_read_back_and_bad_ones_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE_NAME);
-        let id = ExpertId { layer: LayerIdx(3), expert: ExpertIdx(895) };
+        let id = ExpertId {
+            layer: LayerIdx(3),
+            expert: ExpertIdx(895),
+        };
         let text = line(id, &[0xab; 32]);
         std::fs::write(&path, &text).unwrap();
-        assert_eq!(ExpertDigestFile::open(&path).unwrap().experts, BTreeMap::from([(id, [0xab; 32])]));
-        for bad in [format!("{text}{text}"), format!("{text}x"), text.replace("ab", "zz"), "\n".into()] {
+        assert_eq!(
+            ExpertDigestFile::open(&path).unwrap().experts,
+            BTreeMap::from([(id, [0xab; 32])])
+        );
+        for bad in [
+            format!("{text}{text}"),
+            format!("{text}x"),
+            text.replace("ab", "zz"),
+            "\n".into(),
+        ] {
             std::fs::write(&path, bad).unwrap();
             let error = ExpertDigestFile::open(&path).unwrap_err().to_string();
             assert!(error.contains("line "), "{error}");
