@@ -50,8 +50,10 @@ const SPLIT_PATTERN_BYTES: u64 = 2 << 20;
 const DIGEST_BYTES: u64 = 32;
 /// A tile's record: place, size, parts, digest.
 const TILE_RECORD_BYTES: u64 = 256;
-/// Where an expert lies, and its slot, policy and queue entries.
-const EXPERT_RECORD_BYTES: u64 = 12;
+/// Where an expert lies in its shard.
+const EXPERT_RECORD_BYTES: u64 = 8;
+/// What the replacement policy remembers of an expert: slot, group, count, recency, list or tree links.
+const POLICY_RECORD_BYTES: u64 = 48;
 
 /// What is to be run: given, not chosen.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +126,7 @@ pub fn lines(model: &Model<'_>, choice: &Choice) -> Result<Vec<LedgerLine>, Ledg
         line(7, tokenizer(model))?,
         line(8, logits(model))?,
         line(9, digests(model, choice))?,
-        line(10, process(choice))?,
+        line(10, process(model, choice))?,
         line(11, pinned_trunk(model, choice))?,
     ])
 }
@@ -306,8 +308,9 @@ fn expert_slots(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
     let slot = model.expert_slot_bytes();
     let bytes = slot.checked_mul(choice.expert_slots as u64);
     let why = format!(
-        "{} slots x {slot} B, of {} experts; one token asks for {}",
+        "{} slots x {slot} B, {:.1} a layer, of {} experts; one token asks for {}",
         choice.expert_slots,
+        choice.expert_slots as f64 / model.num_moe_layers().max(1) as f64,
         model.num_experts(),
         model.experts_per_token()
     );
@@ -395,15 +398,17 @@ fn digests(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
     (experts.checked_mul(DIGEST_BYTES), why)
 }
 
-fn process(choice: &Choice) -> (Option<u64>, String) {
-    let threads = choice.threads.checked_add(choice.queue_depth);
-    let bytes = threads.and_then(|threads| {
-        (threads as u64)
+fn process(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
+    let bytes = (|| {
+        let threads = choice.threads.checked_add(choice.queue_depth)? as u64;
+        let policy = (model.num_experts() as u64).checked_mul(POLICY_RECORD_BYTES)?;
+        threads
             .checked_mul(THREAD_BYTES)?
+            .checked_add(policy)?
             .checked_add(PROCESS_BYTES)
-    });
+    })();
     let why = format!(
-        "code and allocator {}, {} compute and {} reader threads x {}",
+        "code and allocator {}, {} compute and {} reader threads x {}, cache policy {POLICY_RECORD_BYTES} B an expert",
         Bytes(PROCESS_BYTES),
         choice.threads,
         choice.queue_depth,

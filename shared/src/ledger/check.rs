@@ -3,6 +3,7 @@
 use super::{
     Choice, LINE_NAMES, MIN_RING_SLOTS, Model, TileSet, lines, stream_slot_bytes, total_bytes,
 };
+use crate::cache::{CacheError, PolicyKind};
 use crate::formats::plan::{LedgerLine, Plan, SCHEMA};
 
 /// A plan that may be run, with every number that follows from its choices recomputed.
@@ -157,6 +158,13 @@ fn works(plan: &Plan, model: &Model<'_>, choice: &Choice, problems: &mut Vec<Str
             "stream_buffer_bytes: {} is less than {ring}, the smallest ring for the tiles that stream",
             plan.stream_buffer_bytes
         ));
+    }
+    match plan.cache_policy.parse::<PolicyKind>() {
+        Err(error) => problems.push(format!("cache_policy: {error}")),
+        Ok(kind) if kind.is_replay_only() => {
+            problems.push(format!("cache_policy: {}", CacheError::ReplayOnly { kind }));
+        }
+        Ok(_) => {}
     }
     if plan.head_pinned != model.head_is_pinned(&choice.pinned) {
         problems.push(format!(

@@ -194,7 +194,7 @@ fn plans_that_do_not_fit_or_do_not_belong_are_refused_by_field() {
         num_layers: 93,
         tiles: &tiles,
     };
-    let edits: [(&str, Edit); 17] = [
+    let edits: [(&str, Edit); 19] = [
         ("schema", |p| p.schema = "k3.plan/2".into()),
         ("identity", |p| p.identity = "other".into()),
         ("num_layers", |p| p.num_layers = 92),
@@ -211,6 +211,8 @@ fn plans_that_do_not_fit_or_do_not_belong_are_refused_by_field() {
         ("pinned_tiles", |p| p.pinned_tiles = vec![[5, 4]]),
         ("pinned_tiles", |p| p.pinned_tiles = Vec::new()),
         ("head_pinned", |p| p.head_pinned = true),
+        ("cache_policy", |p| p.cache_policy = "mru".into()),
+        ("cache_policy", |p| p.cache_policy = "belady".into()),
         ("read_bytes", |p| p.read_bytes = 5),
     ];
     for (field, edit) in edits {

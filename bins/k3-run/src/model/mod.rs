@@ -22,6 +22,7 @@ mod vectors;
 pub use forward::{Forward, ForwardOptions, Observer, Output, Segment};
 pub use router::{Routing, route};
 pub use source::{ExpertWeights, SourceError, WeightSource};
+pub(crate) use vectors::stored;
 pub use state::{KdaState, LatentCache, MixerState, SequenceState};
 
 use k3_shared::{ids::LayerIdx, names::TensorRole};

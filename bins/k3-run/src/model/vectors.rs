@@ -71,7 +71,7 @@ impl LayerVectors {
 }
 
 /// Stored trunk bytes as kernel weights.
-pub(super) fn stored(dtype: Dtype, bytes: &[u8]) -> Weights<'_> {
+pub(crate) fn stored(dtype: Dtype, bytes: &[u8]) -> Weights<'_> {
     match dtype {
         Dtype::F32 => Weights::F32(bytes),
         // The trunk's reader admits no other type.

@@ -1,0 +1,316 @@
+//! The trunk as a cyclic sequence of tiles: pinned ones kept, the others streamed through a ring.
+//!
+//! Reads are issued in order of use, as far ahead as the ring has free slots, across step boundaries but never past the last
+//! announced step. A pinned tile is read once, in the first step, into memory of its own.
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use k3_shared::{
+    direct::{AlignedBuf, DirectFile},
+    formats::trunk::OpenTrunk,
+    tiles::{TileClass, TileSpec},
+};
+
+use super::{
+    Files, StepReads, StoreOptions, Verify,
+    readers::{Done, Job, Queue, Readers, answers},
+};
+use crate::model::SourceError;
+
+/// Where a tile lies and what it holds.
+struct Tile {
+    spec: TileSpec,
+    file: Arc<DirectFile>,
+    offset: u64,
+    stored_bytes: usize,
+    raw_bytes: u64,
+    sha256: [u8; 32],
+    pinned: bool,
+    verified: bool,
+    /// A pinned tile's bytes, once loaded.
+    resident: Option<AlignedBuf>,
+}
+
+/// A place in the sequence of announced steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cursor {
+    step: usize,
+    tile: usize,
+}
+
+/// The tiles of a run, handed out in order of use.
+pub(super) struct TrunkStream {
+    tiles: Vec<Tile>,
+    /// Tiles of a step that does not read the head.
+    num_without_head: usize,
+    /// Whether each announced step reads the head.
+    steps: Vec<bool>,
+    used: Cursor,
+    issued: Cursor,
+    /// Tiles that some pass of the read cursor has gone by: the pinned ones among them are loaded or loading.
+    passed: usize,
+    /// Pinned loads have their own memory, so only this bounds how many are in flight.
+    max_in_flight: usize,
+    free: Vec<AlignedBuf>,
+    /// Slots of the ring that were not yet allocated.
+    unallocated: usize,
+    slot_bytes: usize,
+    /// Reads are numbered in order of use; arrivals wait here for their turn.
+    next_issue: u64,
+    next_use: u64,
+    arrived: BTreeMap<u64, Done>,
+    done: (Sender<Done>, Receiver<Done>),
+    readers: Arc<Readers>,
+    verify: Verify,
+    reads: StepReads,
+    repair: String,
+}
+
+impl TrunkStream {
+    pub(super) fn open(
+        trunk: &OpenTrunk,
+        options: &StoreOptions,
+        files: &mut Files,
+        readers: Arc<Readers>,
+    ) -> Result<Self, SourceError> {
+        let mut tiles = Vec::new();
+        for (index, (record, spec)) in trunk.trunk.tiles().zip(&trunk.specs).enumerate() {
+            let path = trunk.files.get(record.file).ok_or_else(|| {
+                SourceError::Other(format!("tile {index}: names no data file (re-run k3-pack)"))
+            })?;
+            tiles.push(Tile {
+                spec: spec.clone(),
+                file: files.get(path)?,
+                offset: record.offset,
+                stored_bytes: usize::try_from(record.stored_bytes)
+                    .map_err(|e| SourceError::Other(format!("tile {index}: {e}")))?,
+                raw_bytes: record.raw_bytes,
+                sha256: digest(&record.sha256).ok_or_else(|| {
+                    SourceError::Other(format!("tile {index}: sha256 is not a digest"))
+                })?,
+                pinned: options.pinned.contains(index),
+                verified: false,
+                resident: None,
+            });
+        }
+        let num_without_head = tiles
+            .iter()
+            .position(|t| t.spec.class() == TileClass::Final)
+            .unwrap_or(tiles.len());
+        let max_in_flight = options.queue_depth.max(1);
+        Ok(Self {
+            num_without_head,
+            steps: Vec::new(),
+            used: Cursor::default(),
+            issued: Cursor::default(),
+            passed: 0,
+            max_in_flight,
+            free: Vec::new(),
+            unallocated: options.ring_slots,
+            slot_bytes: options.ring_slot_bytes,
+            next_issue: 0,
+            next_use: 0,
+            arrived: BTreeMap::new(),
+            done: answers(options.ring_slots + max_in_flight),
+            readers,
+            verify: options.verify,
+            reads: StepReads::default(),
+            repair: format!("k3-pack --verify --repair LAYER MODEL_DIR {}", trunk.dir.display()),
+            tiles,
+        })
+    }
+
+    pub(super) fn announce(&mut self, steps_with_head: &[bool]) {
+        self.steps.extend_from_slice(steps_with_head);
+        self.issue();
+    }
+
+    /// Add what was read for the steps since the last call.
+    pub(super) fn add_reads(&mut self, to: &mut StepReads) {
+        let reads = std::mem::take(&mut self.reads);
+        to.trunk_bytes += reads.trunk_bytes;
+        to.head_bytes += reads.head_bytes;
+        to.requested_bytes += reads.requested_bytes;
+        to.wait_seconds += reads.wait_seconds;
+    }
+
+    /// Wait for the reads in flight and forget what no step used; returns its bytes.
+    pub(super) fn discard(&mut self) -> u64 {
+        self.steps.truncate(self.used.step);
+        while (self.next_use + self.arrived.len() as u64) < self.next_issue {
+            match self.done.1.recv() {
+                Ok(done) => self.arrived.insert(done.tag, done),
+                Err(_) => break,
+            };
+        }
+        let discarded = self.arrived.values().map(|done| done.buffer.len() as u64).sum();
+        self.arrived.clear();
+        discarded
+    }
+
+    fn tiles_in_step(&self, with_head: bool) -> usize {
+        if with_head { self.tiles.len() } else { self.num_without_head }
+    }
+
+    /// Move a cursor on by one tile.
+    fn advance(&self, cursor: Cursor) -> Cursor {
+        let with_head = self.steps.get(cursor.step).copied().unwrap_or(true);
+        if cursor.tile + 1 < self.tiles_in_step(with_head) {
+            Cursor { tile: cursor.tile + 1, ..cursor }
+        } else {
+            Cursor { step: cursor.step + 1, tile: 0 }
+        }
+    }
+
+    /// Issue reads in order of use while there is memory for them.
+    fn issue(&mut self) {
+        while self.issued.step < self.steps.len() {
+            let index = self.issued.tile;
+            let pinned = self.tiles[index].pinned;
+            // A pinned tile is read when the sequence first comes to it, and never again.
+            if pinned && index < self.passed {
+                self.pass();
+                continue;
+            }
+            let in_flight = self.next_issue - self.next_use;
+            let buffer = if pinned {
+                if in_flight >= self.max_in_flight as u64 {
+                    return;
+                }
+                AlignedBuf::with_capacity(self.tiles[index].stored_bytes)
+            } else {
+                match self.ring_slot() {
+                    Some(buffer) => buffer,
+                    None => return,
+                }
+            };
+            self.submit(index, buffer);
+            self.pass();
+        }
+    }
+
+    /// Move the read cursor on, remembering how far a whole pass has come.
+    fn pass(&mut self) {
+        let next = self.advance(self.issued);
+        if next.step != self.issued.step {
+            self.passed = self.passed.max(self.issued.tile + 1);
+        }
+        self.issued = next;
+    }
+
+    fn ring_slot(&mut self) -> Option<AlignedBuf> {
+        if let Some(buffer) = self.free.pop() {
+            return Some(buffer);
+        }
+        self.unallocated = self.unallocated.checked_sub(1)?;
+        Some(AlignedBuf::with_capacity(self.slot_bytes))
+    }
+
+    fn submit(&mut self, index: usize, buffer: AlignedBuf) {
+        let tile = &self.tiles[index];
+        let hash = match self.verify {
+            Verify::First => !tile.verified,
+            Verify::Always => true,
+            Verify::Never => false,
+        };
+        let job = Job {
+            file: Arc::clone(&tile.file),
+            offset: tile.offset,
+            len: tile.stored_bytes,
+            buffer,
+            hash,
+            tag: self.next_issue,
+            done: self.done.0.clone(),
+        };
+        self.next_issue += 1;
+        self.readers.submit(Queue::Trunk, job);
+    }
+
+    /// Give the next tile to `use_it`, waiting for it if need be.
+    pub(super) fn with_tile(
+        &mut self,
+        use_it: &mut dyn FnMut(&TileSpec, &[u8]),
+    ) -> Result<(), SourceError> {
+        if self.used.step >= self.steps.len() {
+            self.announce(&[true]);
+        }
+        let index = self.used.tile;
+        if self.tiles[index].resident.is_none() {
+            let done = self.arrival()?;
+            self.check(index, &done)?;
+            self.count(index, done.buffer.len() as u64);
+            if self.tiles[index].pinned {
+                self.tiles[index].resident = Some(done.buffer);
+            } else {
+                use_it(&self.tiles[index].spec, &done.buffer);
+                self.free.push(done.buffer);
+            }
+        }
+        if let Some(bytes) = &self.tiles[index].resident {
+            use_it(&self.tiles[index].spec, bytes);
+        }
+        self.used = self.advance(self.used);
+        self.issue();
+        Ok(())
+    }
+
+    /// The next read in order of use.
+    fn arrival(&mut self) -> Result<Done, SourceError> {
+        let began = Instant::now();
+        let done = loop {
+            if let Some(done) = self.arrived.remove(&self.next_use) {
+                break done;
+            }
+            let done = self
+                .done
+                .1
+                .recv()
+                .map_err(|_| SourceError::Other("the reader threads are gone".into()))?;
+            self.arrived.insert(done.tag, done);
+        };
+        self.reads.wait_seconds += began.elapsed().as_secs_f64();
+        self.next_use += 1;
+        Ok(done)
+    }
+
+    fn check(&mut self, index: usize, done: &Done) -> Result<(), SourceError> {
+        if let Err(error) = &done.payload {
+            return Err(SourceError::Other(format!("trunk tile {index}: {error}")));
+        }
+        let tile = &mut self.tiles[index];
+        if let Some(digest) = done.digest {
+            if digest != tile.sha256 {
+                let layer = tile.spec.layer().map_or_else(|| "output".into(), |l| l.to_string());
+                return Err(SourceError::Digest {
+                    path: tile.file.path().to_owned(),
+                    offset: tile.offset,
+                    what: format!("tile {index} of the trunk (layer {layer})"),
+                    repair: self.repair.replace("LAYER", &layer),
+                });
+            }
+            tile.verified = true;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, index: usize, requested: u64) {
+        let tile = &self.tiles[index];
+        match tile.spec.class() {
+            TileClass::Trunk => self.reads.trunk_bytes += tile.raw_bytes,
+            TileClass::Head | TileClass::Final => self.reads.head_bytes += tile.raw_bytes,
+        }
+        self.reads.requested_bytes += requested;
+    }
+}
+
+fn digest(hex: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if hex.len() != 64 || !hex.is_ascii() {
+        return None;
+    }
+    for (byte, at) in bytes.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
