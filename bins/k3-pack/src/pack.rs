@@ -54,7 +54,7 @@ pub(crate) fn pack(cli: &Cli, pool: &Pool) -> Result<Outcome, PackError> {
     let job = Job::new(cli, source)?;
     job.refuse_existing(cli.force)?;
     let demands = job.demands(&shards)?;
-    if check_space(&demands)? == Room::Instead {
+    if job.check_space(&demands)? == Room::Instead {
         log::info!("no room for both trunks: removing the old one first");
         job.remove_old()?;
     }
@@ -164,10 +164,18 @@ impl Job {
                 demand.bytes += data.min(tile.spec.stored_bytes());
             }
         }
-        if let Some(demand) = demands.first_mut() {
-            demand.bytes += RECORD_BYTES * self.tiles.len() as u64;
-        }
         Ok(demands)
+    }
+
+    /// As [`check_space`], with room for the records.
+    fn check_space(&self, demands: &[Demand]) -> Result<Room, PackError> {
+        let mut all = demands.to_vec();
+        all.extend(self.folders.first().map(|folder| Demand {
+            path: self.record_path(),
+            folder: folder.path.clone(),
+            bytes: RECORD_BYTES * self.tiles.len() as u64,
+        }));
+        check_space(&all)
     }
 
     fn copy(
