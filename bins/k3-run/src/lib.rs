@@ -2,3 +2,5 @@
 
 pub mod kernels;
 pub mod model;
+pub mod sampler;
+pub mod tokenizer;
