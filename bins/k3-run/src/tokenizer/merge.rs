@@ -147,8 +147,8 @@ mod tests {
         let powers: Vec<Vec<u8>> = (1..8).map(|power| vec![b'a'; 1 << power]).collect();
         let vocabulary = vocabulary(&powers.iter().map(Vec::as_slice).collect::<Vec<_>>());
         let mut merger = Merger::default();
-        let ids = encode(&mut merger, &vocabulary, &[b'a'; 1 << 20]);
-        assert_eq!(ids, [262; 1 << 13]);
+        let ids = encode(&mut merger, &vocabulary, &vec![b'a'; 1 << 20]);
+        assert_eq!(ids, vec![262; 1 << 13]);
         // One for each byte, then two for each of the fewer merges.
         assert!(merger.lookups <= 3 << 20, "{}", merger.lookups);
     }

@@ -23,7 +23,7 @@ pub use error::{LineProblem, TokenizerError};
 
 use merge::Merger;
 use special::{NUM_SPECIALS, SpecialTokens};
-use split::Splitter;
+use split::split;
 use vocabulary::Vocabulary;
 
 /// The vocabulary file of a model folder.
@@ -46,7 +46,6 @@ pub enum Specials {
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     specials: SpecialTokens,
-    splitter: Splitter,
 }
 
 impl Tokenizer {
@@ -86,7 +85,6 @@ impl Tokenizer {
         Ok(Self {
             vocabulary,
             specials: SpecialTokens::after(base),
-            splitter: Splitter::new(),
         })
     }
 
@@ -120,7 +118,7 @@ impl Tokenizer {
         for chunk in text.utf8_chunks() {
             if !chunk.valid().is_empty() {
                 self.encode_run(merger, &text[invalid..at], ids);
-                self.splitter.split(chunk.valid(), |piece| {
+                split(chunk.valid(), |piece| {
                     merger.encode(&self.vocabulary, piece.as_bytes(), ids);
                 });
                 at += chunk.valid().len();
@@ -171,8 +169,7 @@ impl Tokenizer {
 
     /// The id of `[EOS]`, the end of a raw completion. (A conversation ends with the id that the model's configuration names.)
     pub fn eos_id(&self) -> u32 {
-        self.special_id("[EOS]")
-            .expect("every vocabulary has the named special tokens")
+        self.specials.eos()
     }
 }
 

@@ -9,10 +9,13 @@ use super::error::TokenizerError;
 /// Special tokens after the last ordinary one.
 pub(super) const NUM_SPECIALS: u32 = 256;
 
+/// Offset of the end of a raw completion.
+const EOS: u32 = 1;
+
 /// The named ones, as offsets from the first. All others are reserved.
 const NAMED: [(u32, &str); 16] = [
     (0, "[BOS]"),
-    (1, "[EOS]"),
+    (EOS, "[EOS]"),
     (2, "<|end_of_msg|>"),
     (3, "<|open|>"),
     (4, "<|close|>"),
@@ -71,6 +74,11 @@ impl SpecialTokens {
     /// The id of a special token.
     pub(super) fn id(&self, name: &[u8]) -> Option<u32> {
         self.ids.get(name).copied()
+    }
+
+    /// The id of `[EOS]`.
+    pub(super) fn eos(&self) -> u32 {
+        self.base + EOS
     }
 
     /// The first marker in `text`, wherever it begins, and the longest where two begin together: its offset, length and id.

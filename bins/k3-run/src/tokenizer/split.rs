@@ -1,5 +1,7 @@
 //! Cutting text into the pieces that byte pairs are merged in (specification 5.2 and 5.3).
 
+use std::sync::LazyLock;
+
 use fancy_regex::Regex;
 
 /// The published pattern, alternative by alternative.
@@ -19,27 +21,21 @@ const SLICE_CHARS: usize = 400_000;
 /// A run of white space, or of anything else, is cut after this many code points.
 const RUN_CHARS: usize = 25_000;
 
-/// Splits text into pieces; their concatenation is the text.
-pub(super) struct Splitter(Regex);
+static REGEX: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(PATTERN).expect("the pattern is a constant that compiles"));
 
-impl Splitter {
-    pub(super) fn new() -> Self {
-        Self(Regex::new(PATTERN).expect("the pattern is a constant that compiles"))
-    }
-
-    /// Call `piece` with each piece of `text`, in order, none empty.
-    pub(super) fn split<'t>(&self, text: &'t str, mut piece: impl FnMut(&'t str)) {
-        for part in OuterCuts::new(text) {
-            let mut end = 0;
-            for found in self.0.find_iter(part) {
-                // The only error left is a search given up after 10^6 steps back; it takes fewer than a run is long.
-                let found = found.expect("the outer cuts bound every search");
-                assert_eq!(found.start(), end, "some alternative fits every character");
-                end = found.end();
-                piece(found.as_str());
-            }
-            assert_eq!(end, part.len(), "some alternative fits every character");
+/// Call `piece` with each piece of `text`, in order. None is empty, and their concatenation is the text.
+pub(super) fn split<'t>(text: &'t str, mut piece: impl FnMut(&'t str)) {
+    for part in OuterCuts::new(text) {
+        let mut end = 0;
+        for found in REGEX.find_iter(part) {
+            // The only error left is a search given up after 10^6 steps back; it takes fewer than a run is long.
+            let found = found.expect("the outer cuts bound every search");
+            assert_eq!(found.start(), end, "some alternative fits every character");
+            end = found.end();
+            piece(found.as_str());
         }
+        assert_eq!(end, part.len(), "some alternative fits every character");
     }
 }
 
@@ -98,7 +94,7 @@ mod tests {
 
     fn pieces(text: &str) -> Vec<&str> {
         let mut pieces = Vec::new();
-        Splitter::new().split(text, |piece| pieces.push(piece));
+        split(text, |piece| pieces.push(piece));
         pieces
     }
 

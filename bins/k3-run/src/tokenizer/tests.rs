@@ -159,7 +159,7 @@ fn a_megabyte_of_one_letter_and_25_001_emoji_are_cut_and_encoded() {
     merges.push("😀".as_bytes());
     merges.push(b"\xF0\x9F");
     let tokenizer = tokenizer(&merges);
-    let ids = tokenizer.encode(&[b'a'; 1_000_000], Specials::AsText);
+    let ids = tokenizer.encode(&vec![b'a'; 1_000_000], Specials::AsText);
     // 40 runs of 25,000 = 195 x 128 + 32 + 8.
     let run: Vec<u32> = [[262; 195].as_slice(), &[260, 258]].concat();
     assert_eq!(ids, run.repeat(40));
