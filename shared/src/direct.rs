@@ -264,8 +264,8 @@ impl DirectFile {
                     return Err(DirectError::Short {
                         path: self.path.clone(),
                         offset,
-                        wanted: needed,
-                        got: done,
+                        wanted: needed as u64,
+                        got: done as u64,
                     });
                 }
                 Ok(n) => done += n,
@@ -374,7 +374,7 @@ impl DirectFile {
     /// The parts of `range` that are not holes, ascending; all of it where the file system does not tell.
     ///
     /// # Errors
-    /// [`DirectError::Query`].
+    /// [`DirectError::Query`]; [`DirectError::Short`] if the file ends inside `range`: what is cut off is not a hole.
     pub fn data_ranges(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, DirectError> {
         let mut ranges = Vec::new();
         let mut next = range.start;
@@ -391,6 +391,16 @@ impl DirectFile {
                 }
                 _ => break,
             }
+        }
+        // Asked last, so that a file cut meanwhile is noticed.
+        let len = self.len()?;
+        if len < range.end {
+            return Err(DirectError::Short {
+                path: self.path.clone(),
+                offset: range.start,
+                wanted: range.end - range.start,
+                got: len.saturating_sub(range.start),
+            });
         }
         Ok(ranges)
     }

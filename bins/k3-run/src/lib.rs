@@ -1,5 +1,295 @@
 //! Generates tokens from a plan, a trunk and the experts in the shards.
+//!
+//! [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights from disk,
+//! [`engine`] opens a plan, [`generate`] runs it.
 
+pub mod cli;
+pub mod engine;
+pub mod generate;
 pub mod kernels;
 pub mod model;
+pub mod observe;
+mod prompt;
+pub mod report;
+pub mod sampler;
 pub mod store;
+pub mod tokenizer;
+
+use std::{
+    fs::File,
+    io::{self, IsTerminal as _, Read as _, Write},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use anyhow::{Context as _, bail};
+use k3_shared::{
+    direct::Mode,
+    formats::{
+        plan::{LIST_SCHEMA, Plan},
+        trace::TraceHeader,
+    },
+    host,
+    term::{self, Outcome},
+};
+
+pub use cli::{Cli, IsaChoice};
+use engine::{Engine, EngineError, EngineOptions};
+use generate::{Generated, Request, generate};
+use kernels::{Isa, NanScales};
+use observe::RunObserver;
+use prompt::Prompt;
+use report::{Finish, Report};
+use sampler::Sampler;
+use tokenizer::{Decoder, Tokenizer};
+
+/// Run the tool: the generated text goes to `out`, all else to stderr and the files asked for.
+///
+/// # Errors
+/// On wrong usage, and on files or a machine that cannot serve. A run that stops rather than print a wrong token, and a
+/// refused plan, are [`Outcome::Negative`].
+pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
+    term::init_log(cli.quiet, cli.verbose);
+    let interrupt = catch_signals()?;
+    let plan = read_plan(cli.plan.as_deref())?;
+    let prompt = Prompt::open(cli, &plan.model_dir)?;
+    let options = engine_options(cli, Arc::clone(&interrupt))?;
+    let mut engine = match Engine::open(plan, &options) {
+        Ok(engine) => engine,
+        Err(error @ EngineError::Refused { .. }) => {
+            log::error!("{error}");
+            return Ok(Outcome::Negative);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let request = request(cli, &engine, &prompt)?;
+    let mut sampler = Sampler::new(cli.sampling.temperature, cli.sampling.top_p, cli.sampling.seed)?;
+    let config = engine.config();
+    let header = TraceHeader {
+        identity: engine.plan().identity.clone(),
+        layers: u32::try_from(config.num_hidden_layers)?,
+        experts: u32::try_from(config.moe.num_experts)?,
+        top_k: u32::try_from(config.moe.num_experts_per_token)?,
+        expert_bytes: config.moe.expert_bytes(),
+    };
+    let status = term::status_line(cli.quiet);
+    let mut observer = RunObserver::open(
+        &cli.outputs,
+        &request.prompt_ids,
+        config.vocab_size,
+        engine.plan().num_layers,
+        header,
+        status.clone(),
+    )?;
+    let mut text = TextOut::new(out, prompt.tokenizer.as_ref());
+    let generated =
+        generate(&mut engine, &request, &mut sampler, &mut observer, &mut |id| {
+            status.suspend(|| text.push(id))
+        });
+    observer.finish()?;
+    let text = text.finish()?;
+    finish(cli, engine, request, generated, text, interrupt.load(Ordering::Relaxed))
+}
+
+/// The number of the signal that came, or zero.
+fn catch_signals() -> anyhow::Result<Arc<AtomicUsize>> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let interrupt = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM] {
+        let number = usize::try_from(signal)?;
+        signal_hook::flag::register_usize(signal, Arc::clone(&interrupt), number)?;
+    }
+    Ok(interrupt)
+}
+
+/// Read the plan from a file or standard input.
+fn read_plan(path: Option<&Path>) -> anyhow::Result<Plan> {
+    const HOW: &str = "k3-plan --budget 32G | k3-run --prompt \"...\"";
+    let from_stdin = path.is_none_or(|path| path == Path::new("-"));
+    let mut text = Vec::new();
+    let name = if from_stdin {
+        let mut stdin = io::stdin().lock();
+        if stdin.is_terminal() {
+            bail!("no plan: give --plan FILE, or pipe one in: {HOW}");
+        }
+        stdin.read_to_end(&mut text).context("standard input")?;
+        "standard input".to_owned()
+    } else {
+        let path = path.unwrap_or(Path::new("-"));
+        let mut file = File::open(path).with_context(|| path.display().to_string())?;
+        file.read_to_end(&mut text).with_context(|| path.display().to_string())?;
+        path.display().to_string()
+    };
+    if text.iter().all(u8::is_ascii_whitespace) {
+        bail!("{name}: empty where a plan should be; make one: {HOW}");
+    }
+    let value: serde_json::Value = serde_json::from_slice(&text)
+        .with_context(|| format!("{name}: not a plan; make one: {HOW}"))?;
+    if value.get("schema").and_then(|s| s.as_str()) == Some(LIST_SCHEMA) {
+        bail!("{name}: holds several plans; plan one budget: {HOW}");
+    }
+    serde_json::from_value(value).with_context(|| format!("{name}: not a plan; make one: {HOW}"))
+}
+
+fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<EngineOptions> {
+    let engine = &cli.engine;
+    if !(engine.mla_norm_eps > 0.0 && engine.mla_norm_eps.is_finite()) {
+        bail!("--mla-norm-eps {}: not a number above zero", engine.mla_norm_eps);
+    }
+    let isa = match engine.isa {
+        IsaChoice::Auto => Isa::detect(),
+        IsaChoice::Scalar => Isa::Scalar,
+        IsaChoice::Avx2 => Isa::available()
+            .into_iter()
+            .find(|isa| isa.name() == "avx2")
+            .context("--isa avx2: this processor lacks AVX2 or FMA; use --isa auto")?,
+    };
+    Ok(EngineOptions {
+        threads: engine.threads.map(usize::from),
+        layers: engine.layers,
+        isa,
+        mode: if engine.buffered { Mode::Buffered } else { Mode::Auto },
+        verify: engine.verify(),
+        mla_norm_eps: engine.mla_norm_eps,
+        nan_scales: if engine.allow_nan_scales { NanScales::Zero } else { NanScales::Propagate },
+        interrupt,
+    })
+}
+
+fn request(cli: &Cli, engine: &Engine, prompt: &Prompt) -> anyhow::Result<Request> {
+    let vocab_size = engine.config().vocab_size;
+    let unknown = |ids: &[u32]| ids.iter().copied().find(|&id| id as usize >= vocab_size);
+    if let Some(id) = unknown(&prompt.ids) {
+        bail!("prompt token {id} is not below the vocabulary size {vocab_size}");
+    }
+    if let Some(id) = unknown(&cli.sampling.stop_id) {
+        bail!("--stop-id {id} is not below the vocabulary size {vocab_size}");
+    }
+    let num_tokens = cli.sampling.num_tokens;
+    let wanted = generate::positions(prompt.ids.len(), num_tokens);
+    let context = engine.plan().context;
+    if wanted > context {
+        bail!(
+            "{} prompt tokens and {num_tokens} generated ones need {wanted} positions, but the plan has {context}; \
+             plan again: k3-plan --context {wanted}",
+            prompt.ids.len()
+        );
+    }
+    Ok(Request {
+        prompt_ids: prompt.ids.clone(),
+        num_tokens,
+        stop_ids: stop_ids(cli, engine, prompt.tokenizer.as_ref()),
+        recompute: cli.engine.recompute,
+        score_prompt: cli.outputs.score.is_some(),
+    })
+}
+
+/// The tokens that end the text: those asked for, else the config's end of message and the vocabulary's end of sequence.
+fn stop_ids(cli: &Cli, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+    if cli.sampling.no_stop {
+        return Vec::new();
+    }
+    if !cli.sampling.stop_id.is_empty() {
+        return cli.sampling.stop_id.clone();
+    }
+    let eos = tokenizer.and_then(|t| t.special_id("[EOS]"));
+    engine.config().eos_token_id.into_iter().chain(eos).collect()
+}
+
+/// Prints what is generated as it comes: whole characters, or ids where there is no tokenizer.
+struct TextOut<'a> {
+    out: &'a mut dyn Write,
+    tokenizer: Option<&'a Tokenizer>,
+    decoder: Decoder,
+    text: String,
+    count: usize,
+}
+
+impl<'a> TextOut<'a> {
+    fn new(out: &'a mut dyn Write, tokenizer: Option<&'a Tokenizer>) -> Self {
+        Self { out, tokenizer, decoder: Decoder::default(), text: String::new(), count: 0 }
+    }
+
+    fn push(&mut self, id: u32) -> io::Result<()> {
+        let piece = match self.tokenizer {
+            Some(tokenizer) => self.decoder.push(tokenizer, id),
+            None if self.count == 0 => id.to_string(),
+            None => format!(",{id}"),
+        };
+        self.count += 1;
+        self.write(&piece)
+    }
+
+    fn write(&mut self, piece: &str) -> io::Result<()> {
+        self.text.push_str(piece);
+        self.out.write_all(piece.as_bytes())?;
+        self.out.flush()
+    }
+
+    /// Flush what was held back and end the line; the text, if there is a tokenizer.
+    fn finish(mut self) -> io::Result<Option<String>> {
+        let rest = std::mem::take(&mut self.decoder).finish();
+        // A reader that is gone has had all it wanted; the report is still to be written.
+        let written = self.write(&rest).and_then(|()| self.out.write_all(b"\n"));
+        match written.and_then(|()| self.out.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(self.tokenizer.map(|_| self.text)),
+        }
+    }
+}
+
+/// Write the report and say how it went.
+fn finish(
+    cli: &Cli,
+    mut engine: Engine,
+    request: Request,
+    generated: Generated,
+    text: Option<String>,
+    signal: usize,
+) -> anyhow::Result<Outcome> {
+    let discarded = engine.discard_readahead();
+    let checked = engine.checked();
+    let plan = engine.plan();
+    let report = Report {
+        schema: report::SCHEMA,
+        prompt_ids: request.prompt_ids,
+        generated_ids: generated.ids,
+        text,
+        finish: generated.finish,
+        error: generated.error.as_ref().map(ToString::to_string),
+        identity: plan.identity.clone(),
+        num_layers: plan.num_layers,
+        experts_verified: engine.experts_verified(),
+        mla_norm_eps: engine.mla_norm_eps(),
+        allow_nan_scales: cli.engine.allow_nan_scales,
+        isa: engine.isa().name(),
+        threads: engine.threads(),
+        cache_policy: plan.cache_policy.clone(),
+        expert_slots: plan.expert_slots,
+        planned_peak_bytes: checked.total_bytes,
+        peak_rss_bytes: host::peak_rss_bytes()?,
+        totals: report::totals(&generated.steps, discarded),
+        limit: report::limit(engine.config(), plan, &generated.steps),
+        steps: generated.steps,
+    };
+    if let Some(path) = &cli.outputs.json {
+        let mut text = serde_json::to_vec_pretty(&report)?;
+        text.push(b'\n');
+        term::write_atomic(path, &text)?;
+    }
+    log::info!("{}", report.summary());
+    match (generated.finish, generated.error) {
+        (Finish::Interrupted, _) => Ok(Outcome::Interrupted(u8::try_from(signal).unwrap_or(2))),
+        (Finish::Error, Some(generate::GenerateError::Output(error))) => Err(error.into()),
+        (Finish::Error, error) => {
+            if let Some(error) = error {
+                log::error!("{error}");
+            }
+            Ok(Outcome::Negative)
+        }
+        (Finish::Length | Finish::Stop, _) => Ok(Outcome::Done),
+    }
+}

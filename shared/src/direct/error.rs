@@ -51,9 +51,9 @@ pub enum DirectError {
         /// Where the read began.
         offset: u64,
         /// Bytes wanted.
-        wanted: usize,
+        wanted: u64,
         /// Bytes there were.
-        got: usize,
+        got: u64,
     },
     /// The device or the quota is full.
     #[error("{}: no space left: {got} of {wanted} bytes written at byte {offset}: {source} (free some, then re-run)", path.display())]

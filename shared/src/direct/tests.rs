@@ -383,7 +383,19 @@ fn holes_are_told_from_data() {
     assert_eq!(file.data_ranges(MIB..2 * MIB).unwrap(), []);
     let inside = 2 * MIB + 5..2 * MIB + 9;
     assert_eq!(file.data_ranges(inside.clone()).unwrap(), [inside]);
-    assert_eq!(file.data_ranges(7 * MIB..99 * MIB).unwrap(), []);
+    assert_eq!(file.data_ranges(7 * MIB..8 * MIB).unwrap(), []);
+    let error = file.data_ranges(7 * MIB..9 * MIB).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            DirectError::Short {
+                wanted: 0x20_0000,
+                got: 0x10_0000,
+                ..
+            }
+        ),
+        "what is cut off is not a hole: {error}"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Synthetic checkpoints: random weights by a fixed rule, in the release's files, names, dtypes and order.
 //!
 //! Every byte of a checkpoint follows from its `config.json`: a tensor's name seeds a counter-based stream, and a rule turns
-//! the stream into values ([`stream`], [`rule`]). So a block of a file is made where and when it is written, several at a time,
+//! the stream into values ([`Stream`], [`Rule`]). So a block of a file is made where and when it is written, several at a time,
 //! and nothing larger than a block is held. Source: test-checkpoint specification.
 
 mod config;

@@ -223,11 +223,11 @@ mod tests {
     fn a_log_is_padded_with_positive_zeros() {
         let a_log = f32s(&bytes(0, "language_model.model.layers.0.self_attn.A_log"));
         for (found, want) in a_log.iter().zip([
-            -0.350_640_89,
-            0.517_971_81,
+            -0.350_640_9,
+            0.517_971_8,
             0.086_474_6,
             -0.308_065_8,
-            0.484_860_21,
+            0.484_860_2,
         ]) {
             assert!((found - want).abs() < 1e-7, "{found} is not {want}");
         }
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn decay_biases_are_the_published_ones() {
         let bias = f32s(&bytes(0, "language_model.model.layers.0.self_attn.dt_bias"));
-        for (found, want) in bias.iter().zip([-2.739_349_4, -2.066_162_1, -0.349_182_1]) {
+        for (found, want) in bias.iter().zip([-2.739_349, -2.066_162, -0.349_182_1]) {
             assert!((found - want).abs() < 1e-6, "{found} is not {want}");
         }
     }
@@ -262,12 +262,10 @@ mod tests {
             assert_eq!(scale_base(columns), base, "{columns}");
         }
         for columns in (32..=1 << 20).step_by(32) {
-            let logarithm = (2.926 * (columns as f64).sqrt()).log2().round();
-            assert_eq!(
-                127.0 - f64::from(scale_base(columns)),
-                logarithm,
-                "{columns}"
-            );
+            // `round` as the rule has it; the difference is a small whole number.
+            let exponent = (2.926 * (columns as f64).sqrt()).log2().round();
+            let found = 127.0 - f64::from(scale_base(columns));
+            assert!((found - exponent).abs() < 0.5, "{columns}");
         }
     }
 

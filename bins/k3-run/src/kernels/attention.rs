@@ -3,6 +3,11 @@
 //! Every result is a function of the query, the first `n` cache rows and nothing else: positions are visited in order, in
 //! blocks of [`POSITIONS`] anchored at position 0, however they came into the cache.
 
+#![expect(
+    clippy::inline_always,
+    reason = "only an inlined body is compiled, and vectorised, for the caller's features"
+)]
+
 use super::activations::{BLOCK, LANES};
 use super::isa::Isa;
 use super::math::{exp, for_each_isa};

@@ -3,7 +3,7 @@
 use super::isa::Isa;
 use super::math::silu_slice;
 
-/// Causal convolution of each channel, then SiLU.
+/// Causal convolution of each channel, then [`silu`](super::math::silu).
 ///
 /// Tap `K - 1` multiplies the current input and tap 0 the oldest; products are added oldest first, in f32. Cutting a
 /// sequence into calls changes no bit, because `history` carries the raw inputs.
@@ -73,6 +73,7 @@ fn remember(x: &[f32], history: &mut [f32]) {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "these results are exact")]
 mod tests {
     use super::super::testing::{Rng, assert_same_bits};
     use super::*;

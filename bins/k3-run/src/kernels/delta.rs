@@ -94,6 +94,7 @@ for_each_isa! {
 mod chunked;
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "these results are exact")]
 mod tests {
     use super::super::testing::{Rng, assert_same_bits};
     use super::*;

@@ -137,6 +137,7 @@ pub fn attention_residual(
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "these results are exact")]
 mod tests {
     use super::super::testing::{Rng, relative_l2};
     use super::*;

@@ -36,20 +36,17 @@ pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
 impl Unpacked {
     /// Loads block `b` of `row`; inputs past `cols` become zero weights.
     fn unpack(&mut self, w: Weights<'_>, row: usize, b: usize, cols: usize) {
-        let (start, end) = (b * BLOCK, cols.min((b + 1) * BLOCK));
+        let (from, to) = (
+            row * cols + b * BLOCK,
+            row * cols + cols.min((b + 1) * BLOCK),
+        );
         self.factors = None;
         match w {
             Weights::Bf16(bytes) => {
-                bf16_lines(
-                    &bytes[(row * cols + start) * 2..(row * cols + end) * 2],
-                    &mut self.lines,
-                );
+                bf16_lines(&bytes[from * 2..to * 2], &mut self.lines);
             }
             Weights::F32(bytes) => {
-                f32_lines(
-                    &bytes[(row * cols + start) * 4..(row * cols + end) * 4],
-                    &mut self.lines,
-                );
+                f32_lines(&bytes[from * 4..to * 4], &mut self.lines);
             }
             Weights::Mxfp4 {
                 packed,
@@ -57,15 +54,9 @@ impl Unpacked {
                 nan_scales,
             } => {
                 let table = half_factors(nan_scales);
-                mxfp4_lines(
-                    &packed[(row * cols + start) / 2..(row * cols + end) / 2],
-                    &mut self.lines,
-                );
+                mxfp4_lines(&packed[from / 2..to / 2], &mut self.lines);
                 let mut factors = [0.0; BLOCK / GROUP];
-                for (factor, byte) in factors
-                    .iter_mut()
-                    .zip(&scale[(row * cols + start) / GROUP..(row * cols + end) / GROUP])
-                {
+                for (factor, byte) in factors.iter_mut().zip(&scale[from / GROUP..to / GROUP]) {
                     *factor = table[usize::from(*byte)];
                 }
                 self.factors = Some(factors);

@@ -1,6 +1,6 @@
 //! Seeded random inputs for the tests of the kernels.
 
-/// SplitMix64.
+/// The splitmix64 generator.
 pub(super) struct Rng(pub(super) u64);
 
 impl Rng {

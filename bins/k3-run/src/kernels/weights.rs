@@ -229,6 +229,7 @@ fn fill_lines(values: impl Iterator<Item = f32>, lines: &mut BlockLines) {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "these results are exact")]
 mod tests {
     use super::*;
 

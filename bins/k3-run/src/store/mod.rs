@@ -11,7 +11,10 @@ mod trunk;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use k3_shared::{
@@ -20,7 +23,7 @@ use k3_shared::{
     config::Config,
     direct::{AlignedBuf, DirectFile, Mode, covering_bytes},
     formats::trunk::OpenTrunk,
-    ids::{ExpertIdx, LayerIdx, TokenId},
+    ids::{ExpertId, ExpertIdx, LayerIdx, TokenId},
     ledger::TileSet,
     names::TensorRole,
     tiles::TileSpec,
@@ -86,10 +89,12 @@ pub struct StoreOptions {
     pub verify: Verify,
     /// Digests of the experts, where the plan names them.
     pub expert_digests: Option<ExpertDigests>,
+    /// Set to a signal's number to end the run at the next tile.
+    pub interrupt: Arc<AtomicUsize>,
 }
 
 /// SHA-256 of each expert's block.
-pub type ExpertDigests = Arc<BTreeMap<(LayerIdx, ExpertIdx), [u8; 32]>>;
+pub type ExpertDigests = Arc<BTreeMap<ExpertId, [u8; 32]>>;
 
 /// The weights of a run.
 pub struct Store {
@@ -97,23 +102,24 @@ pub struct Store {
     experts: Option<ExpertSlots>,
     embedding: Embedding,
     reads: StepReads,
-    num_layers: usize,
+    interrupt: Arc<AtomicUsize>,
 }
 
 impl Store {
-    /// Open every file the run will read.
+    /// Open every file that a run of the first `num_layers` layers reads.
     ///
     /// # Errors
     /// If a file cannot be opened, or an expert's tensors do not lie together.
     pub fn open(
         trunk: &OpenTrunk,
         checkpoint: &Checkpoint,
+        num_layers: usize,
         options: &StoreOptions,
     ) -> Result<Self, SourceError> {
         let readers = Arc::new(Readers::start(options.queue_depth)?);
         let mut files = Files::new(options.mode);
         let stream = TrunkStream::open(trunk, options, &mut files, Arc::clone(&readers))?;
-        let experts = ExpertSlots::open(checkpoint, options, &mut files, readers)?;
+        let experts = ExpertSlots::open(checkpoint, num_layers, options, &mut files, readers)?;
         let embedding = Embedding::open(checkpoint, &mut files)?;
         files.tell();
         Ok(Self {
@@ -121,7 +127,7 @@ impl Store {
             experts,
             embedding,
             reads: StepReads::default(),
-            num_layers: checkpoint.layers,
+            interrupt: Arc::clone(&options.interrupt),
         })
     }
 
@@ -139,11 +145,6 @@ impl Store {
     pub fn discard_readahead(&mut self) -> u64 {
         self.trunk.discard()
     }
-
-    /// Layers the store serves.
-    pub fn num_layers(&self) -> usize {
-        self.num_layers
-    }
 }
 
 impl WeightSource for Store {
@@ -152,6 +153,9 @@ impl WeightSource for Store {
     }
 
     fn with_tile(&mut self, use_it: &mut dyn FnMut(&TileSpec, &[u8])) -> Result<(), SourceError> {
+        if self.interrupt.load(Ordering::Relaxed) != 0 {
+            return Err(SourceError::Interrupted);
+        }
         self.trunk.with_tile(use_it)
     }
 

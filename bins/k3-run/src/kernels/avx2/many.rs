@@ -6,10 +6,16 @@
 //! - Panels of 24 rows in turn meet the same 1,024 inputs of up to 64 vectors, which so stay in the second-level cache; the f64
 //!   lanes of all these results wait there too.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "a tile is indexed by row and vector alike"
+)]
+
 use std::arch::x86_64::{
     __m256, _mm256_add_pd, _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_mul_ps,
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_pd, _mm256_storeu_ps,
 };
+use std::hint::black_box;
 use std::ops::Range;
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES, Line};
@@ -17,9 +23,9 @@ use super::super::weights::{GROUP, Weights, bf16_lines, f32_lines, half_factors,
 use super::{Lanes, Pair, dense_pair, high_pd, low_pd, mxfp4_pairs};
 
 /// Rows of a register tile.
-const TILE_ROWS: usize = 3;
+pub(super) const TILE_ROWS: usize = 3;
 /// Vectors of a register tile.
-const TILE_TOKENS: usize = 4;
+pub(super) const TILE_TOKENS: usize = 4;
 /// Tiles of a panel.
 const PANEL_TILES: usize = 2;
 /// Rows of a panel.
@@ -44,7 +50,7 @@ struct TileBlock {
 }
 
 /// Running f64 lanes of a tile's rows for one vector.
-type Sums = [[f64; LANES]; TILE_ROWS];
+pub(super) type Sums = [[f64; LANES]; TILE_ROWS];
 
 type Panel = [[TileBlock; DEPTH]; PANEL_TILES];
 
@@ -242,10 +248,12 @@ fn tile_dense<const N: usize>(
     sums: &mut [Sums],
 ) {
     let sums = &mut sums[..N];
+    // A loop count the compiler cannot see: unrolled, it would load far ahead and spill the sums.
+    let steps = black_box(BLOCK / LANES).min(BLOCK / LANES);
     for (b, block) in tile.iter().enumerate() {
         let x = [&x[0][b], &x[1][b], &x[2][b], &x[3][b]];
-        half_dense::<N, 0>(block, x, sums);
-        half_dense::<N, 8>(block, x, sums);
+        half_dense::<N, 0>(block, x, sums, steps);
+        half_dense::<N, 8>(block, x, sums, steps);
     }
 }
 
@@ -256,9 +264,10 @@ fn half_dense<const N: usize, const HALF: usize>(
     block: &TileBlock,
     x: [&BlockLines; TILE_TOKENS],
     sums: &mut [Sums],
+    steps: usize,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; TILE_ROWS];
-    for i in 0..BLOCK / LANES {
+    for i in 0..steps {
         // Twelve sums, three weights and one input at a time are all sixteen registers.
         let w = [0, 1, 2].map(|r: usize| half::<HALF>(&block.lines[r][i]));
         for t in 0..N {
@@ -279,10 +288,11 @@ fn tile_mxfp4<const N: usize>(
     sums: &mut [Sums],
 ) {
     let sums = &mut sums[..N];
+    let groups = black_box(GROUPS).min(GROUPS);
     for (b, block) in tile.iter().enumerate() {
         let x = [&x[0][b], &x[1][b], &x[2][b], &x[3][b]];
-        half_mxfp4::<N, 0>(block, x, sums);
-        half_mxfp4::<N, 8>(block, x, sums);
+        half_mxfp4::<N, 0>(block, x, sums, groups);
+        half_mxfp4::<N, 8>(block, x, sums, groups);
     }
 }
 
@@ -293,9 +303,10 @@ fn half_mxfp4<const N: usize, const HALF: usize>(
     block: &TileBlock,
     x: [&BlockLines; TILE_TOKENS],
     sums: &mut [Sums],
+    groups: usize,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; TILE_ROWS];
-    for g in 0..GROUPS {
+    for g in 0..groups {
         for r in 0..TILE_ROWS {
             let (w0, w1) = (
                 half::<HALF>(&block.lines[r][2 * g]),
@@ -314,7 +325,7 @@ fn half_mxfp4<const N: usize, const HALF: usize>(
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn half<const HALF: usize>(line: &Line) -> __m256 {
+pub(super) fn half<const HALF: usize>(line: &Line) -> __m256 {
     const { assert!(HALF == 0 || HALF == LANES / 2) };
     let eight: &[f32] = &line.0[HALF..HALF + 8];
     // SAFETY: eight readable f32.
@@ -323,7 +334,10 @@ fn half<const HALF: usize>(line: &Line) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn carry<const N: usize, const HALF: usize>(tile: &[[__m256; N]; TILE_ROWS], sums: &mut [Sums]) {
+pub(super) fn carry<const N: usize, const HALF: usize>(
+    tile: &[[__m256; N]; TILE_ROWS],
+    sums: &mut [Sums],
+) {
     for t in 0..N {
         for r in 0..TILE_ROWS {
             let (block, eight) = (tile[r][t], &mut sums[t][r][HALF..HALF + 8]);
@@ -345,7 +359,7 @@ fn carry<const N: usize, const HALF: usize>(tile: &[[__m256; N]; TILE_ROWS], sum
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn load_lanes(sums: &[f64; LANES]) -> Lanes {
+pub(super) fn load_lanes(sums: &[f64; LANES]) -> Lanes {
     let mut lanes = Lanes::zero();
     for (lane, four) in lanes.0.iter_mut().zip(sums.as_chunks::<4>().0) {
         // SAFETY: four readable f64.

@@ -3,10 +3,20 @@
 //! Storage order puts the even lanes of sixteen inputs in one register and the odd lanes in the next, so a block sum is
 //! two registers of f32 and a running sum four of f64.
 
+mod few;
 mod many;
 mod one;
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    __m256, __m256d, _mm_add_pd, _mm_add_sd, _mm_and_si128, _mm_cvtsd_ss, _mm_cvtss_f32,
+    _mm_loadu_si128, _mm_set1_epi8, _mm_setr_epi8, _mm_setzero_ps, _mm_shuffle_epi8,
+    _mm_srli_epi16, _mm_unpackhi_epi64, _mm_unpackhi_pd, _mm256_add_pd, _mm256_and_si256,
+    _mm256_castpd_ps, _mm256_castpd256_pd128, _mm256_castps_pd, _mm256_castps256_ps128,
+    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtps_pd,
+    _mm256_extractf128_pd, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_permute4x64_pd, _mm256_set1_epi32, _mm256_setzero_pd,
+    _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
+};
 
 use super::activations::{Activations, LANES, Line};
 use super::weights::Weights;
@@ -14,10 +24,18 @@ use super::weights::Weights;
 /// `out[row][t] = w[row] . x[t]` on this thread.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
-    if x.num_rows() == 1 {
-        one::matvec(w, x, out);
-    } else {
-        many::matmul(w, x, out);
+    match (x.num_rows(), w) {
+        (1, _) => one::matvec(w, x, out),
+        (..=few::MOST, Weights::Bf16(bytes)) => few::bf16(bytes, x, out),
+        (
+            ..=few::MOST,
+            Weights::Mxfp4 {
+                packed,
+                scale,
+                nan_scales,
+            },
+        ) => few::mxfp4(packed, scale, nan_scales, x, out),
+        _ => many::matmul(w, x, out),
     }
 }
 

@@ -3,7 +3,7 @@
 //! One row at a time is enough: each block starts from zero, so its sums do not wait for those of the block before, and
 //! the processor works on several blocks at once by itself. (Four rows side by side measured a fifth slower than one.)
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm256_mul_ps, _mm256_set1_ps};
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
 use super::super::weights::{GROUP, Weights, half_factors};

@@ -1,5 +1,10 @@
 //! The chunked (UT-transform) form of the recurrence, in f64, as a check on the sequential one (specification 3.4.1).
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "written with the indices of the specification"
+)]
+
 use super::super::testing::{Rng, relative_l2};
 use super::*;
 
@@ -98,11 +103,15 @@ impl Sequence {
             let sign = if form == Form::MinusKk { -1.0 } else { 1.0 };
             for (j, earlier) in pseudo.iter().enumerate() {
                 let a = sign * beta * score(&self.k, i, j);
-                z.iter_mut().zip(earlier).for_each(|(z, p)| *z -= a * p);
+                for (z, p) in z.iter_mut().zip(earlier) {
+                    *z -= a * p;
+                }
             }
             if form == Form::KkWithDiagonal {
                 let a = beta * score(&self.k, i, i);
-                z.iter_mut().for_each(|z| *z /= 1.0 + a);
+                for z in &mut z {
+                    *z /= 1.0 + a;
+                }
             }
             pseudo.push(z);
         }

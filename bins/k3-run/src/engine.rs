@@ -1,0 +1,326 @@
+//! A plan opened for running: trunk, checkpoint and plan checked against each other, files open, threads started.
+
+use std::sync::{Arc, atomic::AtomicUsize};
+
+use k3_shared::{
+    checkpoint::{Checkpoint, CheckpointError},
+    config::Config,
+    direct::Mode,
+    formats::{
+        expert_digests::ExpertDigestFile,
+        plan::Plan,
+        trunk::{OpenTrunk, Trunk, TrunkError},
+    },
+    host::Host,
+    ledger::{self, Checked},
+    size::Bytes,
+};
+
+use crate::{
+    kernels::{Isa, NanScales},
+    model::{
+        Forward, ForwardOptions, ModelError, Observer, Output, Segment, SequenceState, SourceError,
+        WeightSource as _,
+    },
+    store::{ExpertDigests, StepReads, Store, StoreOptions, Verify},
+};
+
+/// Why an engine cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The plan does not fit, or does not belong to what it names.
+    #[error("the plan is refused:\n  {}\n(plan again: k3-plan --budget {} --model {} --trunk {})",
+        problems.join("\n  "), budget_bytes, model_dir, trunk_dir)]
+    Refused {
+        /// Everything wrong with it.
+        problems: Vec<String>,
+        /// What it was made with.
+        budget_bytes: u64,
+        /// The checkpoint folder.
+        model_dir: String,
+        /// The trunk folder.
+        trunk_dir: String,
+    },
+    /// The trunk cannot be used.
+    #[error(transparent)]
+    Trunk(#[from] TrunkError),
+    /// The checkpoint cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A file cannot be opened.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// Anything of the machine.
+    #[error("{0}")]
+    Environment(String),
+}
+
+/// How to run a plan; nothing here changes a bit, except `mla_norm_eps` and `nan_scales`.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Compute threads, instead of the plan's.
+    pub threads: Option<usize>,
+    /// How many layers the caller expects.
+    pub layers: Option<usize>,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Direct or buffered reads.
+    pub mode: Mode,
+    /// When to check digests.
+    pub verify: Verify,
+    /// Epsilon of MLA's low-rank norms.
+    pub mla_norm_eps: f64,
+    /// What a scale byte of 255 means.
+    pub nan_scales: NanScales,
+    /// Set to a signal's number to end the run at the next tile.
+    pub interrupt: Arc<AtomicUsize>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            layers: None,
+            isa: Isa::detect(),
+            mode: Mode::Auto,
+            verify: Verify::First,
+            mla_norm_eps: 1e-6,
+            nan_scales: NanScales::Propagate,
+            interrupt: Arc::default(),
+        }
+    }
+}
+
+/// A model ready to run steps.
+pub struct Engine {
+    forward: Forward,
+    store: Store,
+    pool: rayon::ThreadPool,
+    plan: Plan,
+    checked: Checked,
+    threads: usize,
+    isa: Isa,
+    mla_norm_eps: f64,
+    experts_verified: bool,
+}
+
+impl Engine {
+    /// Open everything `plan` names and check that it belongs together and fits this machine.
+    ///
+    /// # Errors
+    /// If the plan is refused, or a file is missing or not what it should be.
+    pub fn open(plan: Plan, options: &EngineOptions) -> Result<Self, EngineError> {
+        let mut plan = plan;
+        if let Some(threads) = options.threads {
+            plan.threads = threads;
+        }
+        raise_open_file_limit();
+        let trunk = cut(Trunk::open(&plan.trunk_dir)?, plan.num_layers);
+        let checkpoint = open_checkpoint(&plan, &trunk)?;
+        let checked = check(&plan, &trunk, &checkpoint, options)?;
+        let digests = expert_digests(&plan)?;
+        let experts_verified = digests.is_some() && options.verify != Verify::Never;
+        let policy = plan
+            .cache_policy
+            .parse()
+            .map_err(|e: k3_shared::cache::CacheError| EngineError::Environment(e.to_string()))?;
+        let store_options = StoreOptions {
+            pinned: checked.choice.pinned.clone(),
+            ring_slots: checked.stream_slots,
+            ring_slot_bytes: usize::try_from(checked.stream_slot_bytes).unwrap_or(usize::MAX),
+            expert_slots: plan.expert_slots,
+            policy,
+            queue_depth: plan.queue_depth,
+            mode: options.mode,
+            verify: options.verify,
+            expert_digests: digests,
+            interrupt: Arc::clone(&options.interrupt),
+        };
+        let store = Store::open(&trunk, &checkpoint, plan.num_layers, &store_options)?;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(plan.threads)
+            .thread_name(|index| format!("k3-compute-{index}"))
+            .build()
+            .map_err(|e| EngineError::Environment(format!("compute threads: {e}")))?;
+        let forward_options = ForwardOptions {
+            isa: options.isa,
+            mla_norm_eps: options.mla_norm_eps,
+            nan_scales: options.nan_scales,
+        };
+        Ok(Self {
+            forward: Forward::new(trunk.config, plan.num_layers, forward_options),
+            store,
+            pool,
+            threads: plan.threads,
+            isa: options.isa,
+            mla_norm_eps: options.mla_norm_eps,
+            experts_verified,
+            checked,
+            plan,
+        })
+    }
+
+    /// The whole model's config.
+    pub fn config(&self) -> &Config {
+        self.forward.config()
+    }
+
+    /// The plan that is run, with the threads in effect.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The ledger, recomputed.
+    pub fn checked(&self) -> &Checked {
+        &self.checked
+    }
+
+    /// Compute threads.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Instruction set.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Epsilon of MLA's low-rank norms.
+    pub fn mla_norm_eps(&self) -> f64 {
+        self.mla_norm_eps
+    }
+
+    /// Whether experts are checked against digests.
+    pub fn experts_verified(&self) -> bool {
+        self.experts_verified
+    }
+
+    /// The state before the first token of a sequence.
+    pub fn new_sequence(&self) -> SequenceState {
+        SequenceState::new(self.config(), self.plan.num_layers, self.plan.context)
+    }
+
+    /// Steps to come, each saying whether it reads the head, so that reads can run ahead.
+    pub fn announce(&mut self, steps_with_head: &[bool]) {
+        self.store.announce(steps_with_head);
+    }
+
+    /// Run one step on the compute threads.
+    ///
+    /// # Errors
+    /// As [`Forward::step`].
+    pub fn step(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        output: Output,
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
+        let (forward, store) = (&mut self.forward, &mut self.store);
+        self.pool.install(|| forward.step(store, segments, output, observer))
+    }
+
+    /// What was read since the last call.
+    pub fn take_reads(&mut self) -> StepReads {
+        self.store.take_reads()
+    }
+
+    /// Bytes read ahead that no step used.
+    pub fn discard_readahead(&mut self) -> u64 {
+        self.store.discard_readahead()
+    }
+}
+
+fn refused(plan: &Plan, problems: Vec<String>) -> EngineError {
+    EngineError::Refused {
+        problems,
+        budget_bytes: plan.budget_bytes,
+        model_dir: plan.model_dir.display().to_string(),
+        trunk_dir: plan.trunk_dir.display().to_string(),
+    }
+}
+
+/// The part of a trunk that holds the first `num_layers` layers, the final vectors and the head.
+fn cut(mut trunk: OpenTrunk, num_layers: usize) -> OpenTrunk {
+    trunk.trunk.layers.truncate(num_layers);
+    trunk.specs.retain(|spec| spec.layer().is_none_or(|layer| layer.get() < num_layers));
+    trunk
+}
+
+fn open_checkpoint(plan: &Plan, trunk: &OpenTrunk) -> Result<Checkpoint, EngineError> {
+    let layers = Some(trunk.trunk.num_layers);
+    let checkpoint = Checkpoint::open_in(&plan.model_dir, &plan.expert_dirs, layers)?;
+    if checkpoint.identity() != trunk.trunk.identity {
+        return Err(refused(
+            plan,
+            vec![format!(
+                "{}: the trunk was packed from another checkpoint than {} (identity {} against {}; re-run: k3-pack --force {} {})",
+                trunk.dir.display(),
+                plan.model_dir.display(),
+                trunk.trunk.identity,
+                checkpoint.identity(),
+                plan.model_dir.display(),
+                trunk.dir.display(),
+            )],
+        ));
+    }
+    Ok(checkpoint)
+}
+
+fn check(
+    plan: &Plan,
+    trunk: &OpenTrunk,
+    checkpoint: &Checkpoint,
+    options: &EngineOptions,
+) -> Result<Checked, EngineError> {
+    let num_layers = options.layers.unwrap_or(plan.num_layers);
+    if plan.num_layers > trunk.trunk.num_layers {
+        let problem = format!(
+            "num_layers: {}, but the trunk holds {}",
+            plan.num_layers, trunk.trunk.num_layers
+        );
+        return Err(refused(plan, vec![problem]));
+    }
+    let model = ledger::Model { config: &trunk.config, num_layers, tiles: &trunk.specs };
+    let checked = ledger::check(plan, &model, checkpoint.identity())
+        .map_err(|problems| refused(plan, problems))?;
+    for stale in &checked.stale {
+        log::warn!("plan: {stale}");
+    }
+    let host = Host::detect().map_err(|e| EngineError::Environment(e.to_string()))?;
+    if checked.total_bytes > host.limit_bytes {
+        return Err(refused(
+            plan,
+            vec![format!(
+                "it takes {}, but {} leaves {} on this machine",
+                Bytes(checked.total_bytes),
+                host.limited_by,
+                Bytes(host.limit_bytes)
+            )],
+        ));
+    }
+    Ok(checked)
+}
+
+/// The expert digests the plan names, if it names any.
+fn expert_digests(plan: &Plan) -> Result<Option<ExpertDigests>, EngineError> {
+    let Some(named) = &plan.expert_digests else { return Ok(None) };
+    let digests = ExpertDigestFile::open(&named.path).map_err(|e| refused(plan, vec![e.to_string()]))?;
+    if digests.sha256 != named.sha256 {
+        let problem = format!("{}: changed since the plan was made", named.path.display());
+        return Err(refused(plan, vec![problem]));
+    }
+    Ok(Some(Arc::new(digests.experts)))
+}
+
+/// A shard takes two descriptors, and the release has 94 of them; the soft limit may be raised to the hard one.
+fn raise_open_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        limit.current = limit.maximum;
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
+            log::debug!("open-file limit: {error}");
+        }
+    }
+}

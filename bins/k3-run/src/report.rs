@@ -1,0 +1,252 @@
+//! The report of a run (`k3.run/1`).
+
+use k3_shared::{config::Config, formats::plan::Plan, size::Bytes};
+use serde::Serialize;
+
+use crate::store::StepReads;
+
+/// The schema tag.
+pub const SCHEMA: &str = "k3.run/1";
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Finish {
+    /// All tokens asked for were generated.
+    Length,
+    /// A stop token came.
+    Stop,
+    /// A signal came.
+    Interrupted,
+    /// It stopped rather than print a wrong token.
+    Error,
+}
+
+/// One forward step.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepReport {
+    /// `prefill` or `decode`.
+    pub mode: k3_shared::formats::trace::Mode,
+    /// Rows computed.
+    pub rows: usize,
+    /// Wall time and reads.
+    #[serde(flatten)]
+    pub spent: Spent,
+}
+
+/// Time and reads of a step, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spent {
+    /// Wall time.
+    pub seconds: f64,
+    /// Trunk payload.
+    pub trunk_bytes_read: u64,
+    /// Payload of the head and the final vectors.
+    pub head_bytes_read: u64,
+    /// Expert payload.
+    pub expert_bytes_read: u64,
+    /// Everything asked of the disk, widened and padded.
+    pub bytes_requested: u64,
+    /// Distinct experts asked for.
+    pub expert_requests: u64,
+    /// Of these, resident ones.
+    pub expert_hits: u64,
+    /// Time in which the arithmetic waited for a read.
+    pub wait_seconds: f64,
+    /// The rest.
+    pub compute_seconds: f64,
+}
+
+impl Spent {
+    /// What one step took.
+    pub fn new(seconds: f64, reads: &StepReads) -> Self {
+        Self {
+            seconds,
+            trunk_bytes_read: reads.trunk_bytes,
+            head_bytes_read: reads.head_bytes,
+            expert_bytes_read: reads.expert_bytes,
+            bytes_requested: reads.requested_bytes,
+            expert_requests: reads.expert_requests,
+            expert_hits: reads.expert_hits,
+            wait_seconds: reads.wait_seconds,
+            compute_seconds: (seconds - reads.wait_seconds).max(0.0),
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.seconds += other.seconds;
+        self.trunk_bytes_read += other.trunk_bytes_read;
+        self.head_bytes_read += other.head_bytes_read;
+        self.expert_bytes_read += other.expert_bytes_read;
+        self.bytes_requested += other.bytes_requested;
+        self.expert_requests += other.expert_requests;
+        self.expert_hits += other.expert_hits;
+        self.wait_seconds += other.wait_seconds;
+        self.compute_seconds += other.compute_seconds;
+    }
+}
+
+/// All steps together.
+#[derive(Clone, Debug, Serialize)]
+pub struct Totals {
+    /// The sums.
+    #[serde(flatten)]
+    pub spent: Spent,
+    /// Read ahead and never used, after an early stop.
+    pub readahead_discarded_bytes: u64,
+}
+
+/// The least time the machine allows, by the plan's probe of it (design, section 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Limit {
+    /// Sequential direct reads.
+    pub disk_bytes_per_second: Option<f64>,
+    /// Streaming reads from memory.
+    pub memory_bytes_per_second: Option<f64>,
+    /// Fused multiply-adds counted as two.
+    pub flops_per_second: Option<f64>,
+    /// The largest of bytes over disk, bytes over memory and operations over arithmetic; null without a probe.
+    pub seconds: Option<f64>,
+}
+
+/// The whole report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// The prompt.
+    pub prompt_ids: Vec<u32>,
+    /// What was generated, the stop token included.
+    pub generated_ids: Vec<u32>,
+    /// The generated text, the stop token left out; null without a tokenizer.
+    pub text: Option<String>,
+    /// How it ended.
+    pub finish: Finish,
+    /// Why, when it ended in error.
+    pub error: Option<String>,
+    /// Identity of the checkpoint.
+    pub identity: String,
+    /// Layers run.
+    pub num_layers: usize,
+    /// Whether experts were checked against digests.
+    pub experts_verified: bool,
+    /// Epsilon of MLA's low-rank norms.
+    pub mla_norm_eps: f64,
+    /// Whether a scale byte of 255 counted as factor 0.
+    pub allow_nan_scales: bool,
+    /// Instruction set.
+    pub isa: &'static str,
+    /// Compute threads.
+    pub threads: usize,
+    /// Replacement policy of the expert slots.
+    pub cache_policy: String,
+    /// Expert slots.
+    pub expert_slots: usize,
+    /// Sum of the ledger.
+    pub planned_peak_bytes: u64,
+    /// `VmHWM` of this process.
+    pub peak_rss_bytes: u64,
+    /// Every step.
+    pub steps: Vec<StepReport>,
+    /// Their sum.
+    pub totals: Totals,
+    /// What the machine allows.
+    pub limit: Limit,
+}
+
+/// Sum of all steps.
+pub fn totals(steps: &[StepReport], readahead_discarded_bytes: u64) -> Totals {
+    let mut spent = Spent::default();
+    for step in steps {
+        spent.add(&step.spent);
+    }
+    Totals { spent, readahead_discarded_bytes }
+}
+
+/// The least time these steps could have taken on the machine the plan measured.
+pub fn limit(config: &Config, plan: &Plan, steps: &[StepReport]) -> Limit {
+    let Some(probe) = &plan.probe else { return Limit::default() };
+    let expert_bytes = config.moe.expert_bytes() as f64;
+    let over = |amount: f64, rate: Option<f64>| rate.map_or(0.0, |rate| amount / rate);
+    let trunk_bytes = trunk_bytes(config, plan.num_layers);
+    let mut seconds = 0.0;
+    for step in steps {
+        let read = step.spent.bytes_requested as f64;
+        let touched = trunk_bytes + step.spent.expert_requests as f64 * expert_bytes;
+        let flops = 2.0 * step.rows as f64 * active_weights(config, plan.num_layers);
+        let disk = over(read, probe.disk_bytes_per_second);
+        let memory = over(touched + read, probe.memory_bytes_per_second);
+        seconds += disk.max(memory).max(over(flops, probe.flops_per_second));
+    }
+    Limit {
+        disk_bytes_per_second: probe.disk_bytes_per_second,
+        memory_bytes_per_second: probe.memory_bytes_per_second,
+        flops_per_second: probe.flops_per_second,
+        seconds: Some(seconds),
+    }
+}
+
+/// Always-used bytes that a step touches, as released.
+fn trunk_bytes(config: &Config, num_layers: usize) -> f64 {
+    use k3_shared::names::{TensorRole, layer_tensors};
+    let layers = config.layers().take(num_layers);
+    let roles = layers.flat_map(|l| layer_tensors(config, l).map(move |t| TensorRole::Layer(l, t)));
+    roles.map(|role| role.spec(config).bytes()).sum::<u64>() as f64
+}
+
+/// Weights one row is multiplied with: the matrices of the layers that run, and its chosen experts.
+fn active_weights(config: &Config, num_layers: usize) -> f64 {
+    use k3_shared::{config::Mlp, names::TensorRole, tiles::layer_matrices};
+    let moe = &config.moe;
+    let expert = 3 * moe.routed_expert_hidden_size * moe.moe_intermediate_size;
+    let mut weights = 0.0;
+    for layer in config.layers().take(num_layers) {
+        for tensor in layer_matrices(config, layer) {
+            let shape = TensorRole::Layer(layer, tensor).spec(config).shape;
+            weights += shape.iter().product::<usize>() as f64;
+        }
+        if config.mlp(layer) == Mlp::Moe {
+            weights += (moe.num_experts_per_token * expert) as f64;
+        }
+    }
+    weights
+}
+
+impl Report {
+    /// The few lines a person reads on stderr.
+    pub fn summary(&self) -> String {
+        let spent = &self.totals.spent;
+        let decode: Vec<f64> = self
+            .steps
+            .iter()
+            .filter(|s| s.mode == k3_shared::formats::trace::Mode::Decode)
+            .map(|s| s.spent.seconds)
+            .collect();
+        let per_token = if decode.is_empty() {
+            String::new()
+        } else {
+            let mean = decode.iter().sum::<f64>() / decode.len() as f64;
+            format!(", {mean:.3} s a decoded token")
+        };
+        let rate = |part: u64, whole: u64| {
+            if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
+        };
+        format!(
+            "{} prompt + {} generated tokens in {:.3} s{per_token} (waited {:.3} s for reads)\n\
+             read {}: trunk {}, head {}, experts {}; expert hits {:.1} % of {}\n\
+             peak memory {} of {} planned",
+            self.prompt_ids.len(),
+            self.generated_ids.len(),
+            spent.seconds,
+            spent.wait_seconds,
+            Bytes(spent.bytes_requested),
+            Bytes(spent.trunk_bytes_read),
+            Bytes(spent.head_bytes_read),
+            Bytes(spent.expert_bytes_read),
+            rate(spent.expert_hits, spent.expert_requests),
+            spent.expert_requests,
+            Bytes(self.peak_rss_bytes),
+            Bytes(self.planned_peak_bytes),
+        )
+    }
+}
