@@ -10,17 +10,19 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 fn tiny_tokenizer() -> Tokenizer {
-    Tokenizer::parse(&tiny()).unwrap()
+    Tokenizer::parse(&tiny()).expect("the tiny vocabulary is well formed")
 }
 
 fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    tokenizer.encode(text.as_bytes(), Specials::AsText).unwrap()
+    tokenizer
+        .encode(text.as_bytes(), Specials::AsText)
+        .expect("every text can be split")
 }
 
 fn encode_specials(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer
         .encode(text.as_bytes(), Specials::Recognized)
-        .unwrap()
+        .expect("every text can be split")
 }
 
 fn hex_sha256(bytes: impl AsRef<[u8]>) -> String {
@@ -153,10 +155,11 @@ fn golden(name: &str) -> Vec<u8> {
 }
 
 fn check_against_tiktoken(vocabulary: &[u8], golden_file: &str) {
-    let golden: Golden = serde_json::from_slice(&golden(golden_file)).unwrap();
+    let golden: Golden =
+        serde_json::from_slice(&golden(golden_file)).expect("the golden file is JSON");
     assert_eq!(golden.schema, "k3.golden-tokenizer/1");
     assert_eq!(golden.vocabulary_sha256, hex_sha256(vocabulary));
-    let tokenizer = Tokenizer::parse(vocabulary).unwrap();
+    let tokenizer = Tokenizer::parse(vocabulary).expect("the vocabulary is well formed");
     assert!(golden.texts.len() > 400 && golden.long.len() > 10);
     for GoldenText {
         text,
