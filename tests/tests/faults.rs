@@ -346,7 +346,7 @@ fn two_thousand_tokens_through_the_smallest_cache_are_those_of_the_resident_run(
         "--context",
         "2000",
         "--pin",
-        "0",
+        "4M",
         "--prefill-chunk",
         "1",
     ];

@@ -551,7 +551,7 @@ fn wrong_usage_is_2_and_says_what_to_type() {
             &["--ids", "1", "--no-stop", "--stop-id", "3"],
             "cannot be used with",
         ),
-        (&["--ids", "1", "--temperature", "-1"], "temperature"),
+        (&["--ids", "1", "--temperature=-1"], "temperature"),
         (
             &["--prompt-file", "/nonexistent/prompt"],
             "/nonexistent/prompt",
