@@ -52,7 +52,7 @@ fn the_tiny_vocabulary_is_the_specified_file() {
 }
 
 #[test]
-fn the_tiny_vocabulary_gives_the_specified_ids() {
+fn row_49_the_tiny_vocabulary_gives_the_specified_ids() {
     let tokenizer = tiny_tokenizer();
     for (text, ids) in [
         ("hello world", &[317, 315][..]),
