@@ -300,7 +300,7 @@ mod tests {
             let token = TokenId(u32::try_from(rows).unwrap() - 1);
             let requested = embedding.read(token, &mut out).unwrap();
             assert!(out.iter().all(|x| x.to_bits() == 1f32.to_bits()));
-            assert!(requested < 5 * 4096, "one row of 14,336 bytes, not {requested}");
+            assert!(requested <= 5 * 4096, "the blocks of one row, not {requested} bytes");
         }
     }
 }
