@@ -1,4 +1,8 @@
 //! The packer on synthetic checkpoints: the tiny one to the byte, the whole release by its sizes.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper of a test fails it by panicking, as the test does"
+)]
 
 use std::{
     fs,

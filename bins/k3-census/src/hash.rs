@@ -76,7 +76,7 @@ pub(crate) fn file_sha256(path: &Path) -> Result<String, DirectError> {
     let mut hash = Sha256::new();
     let mut buffer = AlignedBuf::with_capacity(CHUNK_BYTES);
     each_chunk(&file, file.len()?, &mut buffer, |_, bytes| {
-        hash.update(bytes)
+        hash.update(bytes);
     })?;
     Ok(hex(hash.finalize()))
 }
@@ -252,12 +252,12 @@ struct Nan {
 
 impl Nan {
     fn look(&mut self, offset: u64, role: TensorRole, scales: &[u8]) {
-        let found = scales.iter().filter(|&&b| b == NAN_SCALE).count();
+        let found: u64 = scales.iter().map(|&b| u64::from(b == NAN_SCALE)).sum();
         if found > 0 && self.first.is_none() {
             let at = scales.iter().position(|&b| b == NAN_SCALE).unwrap_or(0);
             self.first = Some((role, offset + at as u64));
         }
-        self.count += found as u64;
+        self.count += found;
     }
 
     fn problem(&self, file: &str) -> Option<Problem> {

@@ -8,6 +8,7 @@ mod expect;
 mod files;
 mod hash;
 mod layers;
+mod listing;
 mod manifest;
 mod survey;
 mod table;
@@ -205,16 +206,14 @@ fn write_digests(
 fn write_census(cli: &Cli, census: &Census, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut text = serde_json::to_vec_pretty(census)?;
     text.push(b'\n');
-    match cli.output.as_deref().filter(|path| *path != Path::new("-")) {
-        Some(path) => {
-            let mut file = AtomicFile::create(path)?;
-            file.write_all(&text)?;
-            file.commit()?;
-        }
-        None => {
-            out.write_all(&text)?;
-            out.flush()?;
-        }
+    let file = cli.output.as_deref();
+    if let Some(path) = file.filter(|path| *path != Path::new("-")) {
+        let mut file = AtomicFile::create(path)?;
+        file.write_all(&text)?;
+        file.commit()?;
+    } else {
+        out.write_all(&text)?;
+        out.flush()?;
     }
     Ok(())
 }

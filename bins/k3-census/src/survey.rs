@@ -1,6 +1,6 @@
 //! All shards at once: each scanned in parallel, then compared with index and manifest.
 
-use std::{collections::HashMap, fs::File, os::unix::fs::FileExt as _, path::Path};
+use std::{fs::File, os::unix::fs::FileExt as _, path::Path};
 
 use anyhow::Context as _;
 use k3_shared::{
@@ -15,7 +15,10 @@ use k3_shared::{
 };
 use rayon::prelude::*;
 
-use crate::manifest::Manifest;
+use crate::{
+    listing::{Listing, check_total, compare_with_index},
+    manifest::Manifest,
+};
 
 /// One shard of the survey.
 #[derive(Debug)]
@@ -218,40 +221,11 @@ fn gaps(names: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// The index, as the shards are compared with it.
-struct Listing<'i> {
-    index: Option<&'i Index>,
-    slots: &'i Slots,
-    others: HashMap<&'i str, u16>,
-}
-
-impl<'i> Listing<'i> {
-    fn new(index: Option<&'i Index>, slots: &'i Slots) -> Self {
-        let others = index.map_or(&[][..], |index| index.others.as_slice());
-        Self {
-            index,
-            slots,
-            others: others
-                .iter()
-                .map(|(name, file)| (name.as_str(), *file))
-                .collect(),
-        }
-    }
-
-    /// Where the index puts a tensor, if it lists it.
-    fn file_of(&self, index: &Index, tensor: &StoredTensor<'_>) -> Option<u16> {
-        match tensor.role {
-            Some(role) => index.file_of(self.slots.of(role)),
-            None => self.others.get(tensor.name).copied(),
-        }
-    }
-}
-
 /// What one shard adds to the survey.
-struct Finding {
-    scan: ShardScan,
+pub(crate) struct Finding {
+    pub(crate) scan: ShardScan,
     record: ShardRecord,
-    classes: Classes,
+    pub(crate) classes: Classes,
     exceptions: Vec<TrunkException>,
     problems: Vec<Problem>,
 }
@@ -353,29 +327,6 @@ fn exception(config: &Config, tensor: &StoredTensor<'_>) -> Option<TrunkExceptio
     })
 }
 
-/// Header to index; the other direction is what [`assemble`] reports missing, and [`check_total`].
-fn compare_with_index(
-    listing: &Listing<'_>,
-    index: &Index,
-    number: u16,
-    tensor: &StoredTensor<'_>,
-    problems: &mut ProblemList<'_>,
-) {
-    match listing.file_of(index, tensor) {
-        Some(listed) if listed == number => {}
-        Some(listed) => {
-            let other = index.file_name(listed).unwrap_or_default();
-            let message = format!("is here, but the index puts it into {other}");
-            problems.tensor(tensor.name, tensor.offset, message);
-        }
-        None => problems.tensor(
-            tensor.name,
-            tensor.offset,
-            "is here, but the index does not list it",
-        ),
-    }
-}
-
 /// Entries of an `A_log` past the heads.
 struct Padding {
     tensor: String,
@@ -407,55 +358,9 @@ impl Padding {
                 problems.tensor(&self.tensor, self.offset + at as u64, message);
             }
             (Err(e), _) => {
-                problems.tensor(&self.tensor, self.offset, format!("cannot be read: {e}"))
+                let message = format!("cannot be read: {e}");
+                problems.tensor(&self.tensor, self.offset, message);
             }
         }
-    }
-}
-
-/// Index to headers, for what is not the text model's, and the index's sum.
-fn check_total(index: &Index, findings: &[Finding], absent: &[String]) -> Vec<Problem> {
-    let mut problems = ProblemList::new(checkpoint::INDEX_FILE);
-    let named = |finding: &&Finding| index.number(&finding.scan.file.name).is_some();
-    let usable = findings.iter().filter(named).filter(|f| f.scan.usable);
-    let (mut found, mut data_bytes) = (0, 0u64);
-    for finding in usable {
-        found += 1;
-        let data = finding.scan.bytes - finding.scan.header_bytes;
-        data_bytes = data_bytes.saturating_add(data);
-        check_others(index, finding, &mut problems);
-    }
-    if found == index.files.len()
-        && absent.is_empty()
-        && let Some(total) = index.total_size
-        && total != data_bytes
-    {
-        problems.file(format!(
-            "says total_size {total}, but the shards hold {data_bytes} bytes; is it of another download?"
-        ));
-    }
-    problems.into_vec()
-}
-
-/// The headers' side names each tensor that is not listed; here only numbers are left to compare.
-fn check_others(index: &Index, finding: &Finding, problems: &mut ProblemList<'_>) {
-    let name = &finding.scan.file.name;
-    let number = index.number(name);
-    let listed = index
-        .others
-        .iter()
-        .filter(|(_, f)| Some(*f) == number)
-        .count() as u64;
-    let text: u64 = finding
-        .classes
-        .iter()
-        .filter(|(class, _)| *class != TensorClass::Vision)
-        .map(|(_, totals)| totals.tensors)
-        .sum();
-    let found = finding.scan.num_tensors.saturating_sub(text);
-    if listed > found {
-        problems.file(format!(
-            "lists {listed} tensors other than text in {name}, which has {found}"
-        ));
     }
 }

@@ -58,7 +58,7 @@ fn class_name(class: TensorClass) -> String {
 
 fn summary(census: &Census) -> String {
     let trunk: u64 = census.layers.iter().map(|l| l.trunk_bytes).sum();
-    let mut text = format!(
+    let mut lines = vec![format!(
         "{} shards, {} of files; {} layers, {} of trunk, {} experts of {}",
         census.num_shards,
         crate::size(census.total_file_bytes),
@@ -66,17 +66,17 @@ fn summary(census: &Census) -> String {
         crate::size(trunk),
         grouped(census.num_experts_total),
         crate::size(census.expert_bytes),
-    );
+    )];
     if let Some(layers) = census.first_layers {
-        text += &format!("; the first {layers} layers only");
+        lines.push(format!("the first {layers} layers only"));
     }
     if let Some(identity) = &census.identity {
-        text += &format!("\nidentity {identity}");
+        lines.push(format!("identity {identity}"));
     }
     if let Some(nan) = census.scale_bytes_nan {
-        text += &format!("\n{} NaN scales", grouped(nan));
+        lines.push(format!("{} NaN scales", grouped(nan)));
     }
-    text
+    lines.join("\n")
 }
 
 fn verdict(census: &Census) -> String {
@@ -93,7 +93,7 @@ fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

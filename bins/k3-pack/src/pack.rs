@@ -13,7 +13,7 @@ use k3_shared::{
     formats::trunk::{DATA_NAME, DataFile, FILE_NAME, LayerRecord, SCHEMA, TileRecord, Trunk},
     size::Bytes,
     term::{self, AtomicFile, Outcome},
-    tiles::TileClass,
+    tiles::{TILE_ALIGN, TileClass},
 };
 
 use crate::{
@@ -161,7 +161,7 @@ impl Job {
         for tile in &self.tiles {
             let data = data_bytes(&self.source, shards, &tile.spec)?;
             if let Some(demand) = demands.get_mut(tile.file) {
-                demand.bytes += data.min(tile.spec.stored_bytes());
+                demand.bytes += data.next_multiple_of(TILE_ALIGN);
             }
         }
         Ok(demands)
@@ -205,9 +205,9 @@ impl Job {
                 bar.inc(self.tiles[number].spec.stored_bytes());
                 digests[number] = digest;
             },
-        )?;
+        );
         bar.finish_and_clear();
-        Ok(match ended {
+        Ok(match ended? {
             Ended::Whole => Copied::Whole(digests),
             Ended::Interrupted(signal) => Copied::Interrupted(signal),
         })
