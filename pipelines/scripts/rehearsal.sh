@@ -40,6 +40,21 @@ equals() {
     fi
 }
 
+# The census's classes must have the release's tensors, parameters and bytes.
+class_totals() {
+    awk '
+        /^  "classes"/ { inside = 1 }
+        inside && /^    "/ { gsub(/[":{ ]/, ""); class = $0 }
+        inside && /^      "/ { gsub(/[^0-9]/, ""); line = line " " $0 }
+        inside && /^    }/ { print class line; line = "" }
+        inside && /^  }/ { exit }
+    ' "$d/census.json" | sort >"$d/totals"
+    if ! grep -v '^#' pipelines/scripts/release-totals.txt | sort | cmp -s - "$d/totals"; then
+        problems="$problems
+  $d/census.json: classes differ from pipelines/scripts/release-totals.txt; compare with $d/totals"
+    fi
+}
+
 print_table() {
     title 'Stages'
     printf '%-10s %10s %12s %12s\n' stage seconds 'peak memory' 'limit'
@@ -70,6 +85,7 @@ equals "$d/census.json" total_bytes 1560860324864
 equals "$d/census.json" total_file_bytes 1560936091448
 equals "$d/census.json" total_params 2779931837184
 equals "$d/census.json" num_experts_total 82432
+class_totals
 
 title 'pack'
 stage pack k3-pack -q "$d/model" "$d/trunk"
