@@ -1,4 +1,5 @@
 //! k3-census on whole synthetic checkpoints: the tiny one of the golden files, and the replica of the release.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{fs, path::Path};
 

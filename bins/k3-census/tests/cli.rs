@@ -1,4 +1,5 @@
 //! k3-census as a process: exit codes, streams, JSON, and one test for each way a checkpoint goes wrong.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
     fs,

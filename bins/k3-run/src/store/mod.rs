@@ -22,8 +22,8 @@ use k3_shared::{
     checkpoint::{Checkpoint, TensorLocation},
     config::Config,
     direct::{AlignedBuf, DirectFile, Mode, covering_bytes},
-    formats::trunk::OpenTrunk,
-    ids::{ExpertId, ExpertIdx, LayerIdx, TokenId},
+    formats::{census::digests::ExpertDigests, trunk::OpenTrunk},
+    ids::{ExpertIdx, LayerIdx, TokenId},
     ledger::TileSet,
     names::TensorRole,
     tiles::TileSpec,
@@ -88,13 +88,10 @@ pub struct StoreOptions {
     /// When to check digests.
     pub verify: Verify,
     /// Digests of the experts, where the plan names them.
-    pub expert_digests: Option<ExpertDigests>,
+    pub expert_digests: Option<Arc<ExpertDigests>>,
     /// Set to a signal's number to end the run at the next tile.
     pub interrupt: Arc<AtomicUsize>,
 }
-
-/// SHA-256 of each expert's block.
-pub type ExpertDigests = Arc<BTreeMap<ExpertId, [u8; 32]>>;
 
 /// The weights of a run.
 pub struct Store {

@@ -5,25 +5,17 @@ use super::Tokenizer;
 /// Turns ids into text one at a time, holding back a character until all its bytes are there.
 ///
 /// What [`push`](Self::push) and [`finish`](Self::finish) return is, put together, what [`Tokenizer::decode`] returns.
-pub struct Decoder<'t> {
-    tokenizer: &'t Tokenizer,
+#[derive(Clone, Debug, Default)]
+pub struct Decoder {
     /// At most 3 bytes: the beginning of a character.
     pending: Vec<u8>,
 }
 
-impl<'t> Decoder<'t> {
-    /// A decoder at the beginning of a text.
-    pub fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            pending: Vec::new(),
-        }
-    }
-
+impl Decoder {
     /// The text that `id` completes; empty while a character lacks bytes.
-    pub fn push(&mut self, id: u32) -> String {
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         self.pending
-            .extend_from_slice(self.tokenizer.bytes_or_replacement(id));
+            .extend_from_slice(tokenizer.bytes_or_replacement(id));
         let held = incomplete_suffix(&self.pending);
         let whole = self.pending.len() - held;
         let text = String::from_utf8_lossy(&self.pending[..whole]).into_owned();

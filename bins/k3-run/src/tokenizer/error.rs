@@ -107,3 +107,13 @@ pub enum LineProblem {
     #[error("the token already has rank {0}")]
     TokenTwice(u32),
 }
+
+/// Text could not be cut into pieces.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the text could not be split into pieces; encode it elsewhere and give its token ids with --ids-file FILE"
+)]
+pub struct EncodeError {
+    /// Why the search was given up.
+    pub source: Box<fancy_regex::Error>,
+}

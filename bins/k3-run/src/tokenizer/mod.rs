@@ -19,7 +19,7 @@ use std::{
 };
 
 pub use decode::Decoder;
-pub use error::{LineProblem, TokenizerError};
+pub use error::{EncodeError, LineProblem, TokenizerError};
 
 use merge::Merger;
 use special::{NUM_SPECIALS, SpecialTokens};
@@ -95,24 +95,32 @@ impl Tokenizer {
 
     /// The ids of `text`. No special token is added at either end.
     ///
-    /// The official limits hold, piece by piece of valid UTF-8: slices of 400,000 code points, and runs of white space or of
+    /// The official limits hold, stretch by stretch of valid UTF-8: slices of 400,000 code points, and runs of white space or of
     /// anything else cut every 25,000. Markers of special tokens are searched first, so that no limit cuts one in two.
-    pub fn encode(&self, text: &[u8], specials: Specials) -> Vec<u32> {
+    ///
+    /// # Errors
+    /// If the regular expression gives up, for which no text is known.
+    pub fn encode(&self, text: &[u8], specials: Specials) -> Result<Vec<u32>, EncodeError> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut merger = Merger::default();
         let mut rest = text;
         if specials == Specials::Recognized {
             while let Some((at, len, id)) = self.specials.find(rest) {
-                self.encode_ordinary(&mut merger, &rest[..at], &mut ids);
+                self.encode_ordinary(&mut merger, &rest[..at], &mut ids)?;
                 ids.push(id);
                 rest = &rest[at + len..];
             }
         }
-        self.encode_ordinary(&mut merger, rest, &mut ids);
-        ids
+        self.encode_ordinary(&mut merger, rest, &mut ids)?;
+        Ok(ids)
     }
 
-    fn encode_ordinary(&self, merger: &mut Merger, text: &[u8], ids: &mut Vec<u32>) {
+    fn encode_ordinary(
+        &self,
+        merger: &mut Merger,
+        text: &[u8],
+        ids: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
         // `text[invalid..at]` is the run of invalid bytes being gathered; a chunk ends after at most 3 of them.
         let (mut invalid, mut at) = (0, 0);
         for chunk in text.utf8_chunks() {
@@ -120,13 +128,14 @@ impl Tokenizer {
                 self.encode_run(merger, &text[invalid..at], ids);
                 split(chunk.valid(), |piece| {
                     merger.encode(&self.vocabulary, piece.as_bytes(), ids);
-                });
+                })?;
                 at += chunk.valid().len();
                 invalid = at;
             }
             at += chunk.invalid().len();
         }
         self.encode_run(merger, &text[invalid..], ids);
+        Ok(())
     }
 
     fn encode_run(&self, merger: &mut Merger, invalid: &[u8], ids: &mut Vec<u32>) {

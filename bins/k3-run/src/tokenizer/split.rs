@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use fancy_regex::Regex;
 
+use super::error::EncodeError;
+
 /// The published pattern, alternative by alternative.
 const PATTERN: &str = concat!(
     r"[\p{Han}]+",
@@ -25,18 +27,23 @@ static REGEX: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(PATTERN).expect("the pattern is a constant that compiles"));
 
 /// Call `piece` with each piece of `text`, in order. None is empty, and their concatenation is the text.
-pub(super) fn split<'t>(text: &'t str, mut piece: impl FnMut(&'t str)) {
+///
+/// # Errors
+/// If a search is given up, which happens after 10^6 steps back; the outer cuts keep every search far below that.
+pub(super) fn split<'t>(text: &'t str, mut piece: impl FnMut(&'t str)) -> Result<(), EncodeError> {
     for part in OuterCuts::new(text) {
         let mut end = 0;
         for found in REGEX.find_iter(part) {
-            // The only error left is a search given up after 10^6 steps back; it takes fewer than a run is long.
-            let found = found.expect("the outer cuts bound every search");
+            let found = found.map_err(|source| EncodeError {
+                source: Box::new(source),
+            })?;
             assert_eq!(found.start(), end, "some alternative fits every character");
             end = found.end();
             piece(found.as_str());
         }
         assert_eq!(end, part.len(), "some alternative fits every character");
     }
+    Ok(())
 }
 
 /// The official limits on what one search sees: parts of `rest`, which no piece may span.
@@ -94,7 +101,7 @@ mod tests {
 
     fn pieces(text: &str) -> Vec<&str> {
         let mut pieces = Vec::new();
-        split(text, |piece| pieces.push(piece));
+        split(text, |piece| pieces.push(piece)).unwrap();
         pieces
     }
 
