@@ -26,10 +26,12 @@ fn encode_specials(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 fn hex_sha256(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    use std::fmt::Write as _;
+    let mut hex = String::new();
+    for byte in Sha256::digest(bytes) {
+        write!(hex, "{byte:02x}").expect("a String takes any text");
+    }
+    hex
 }
 
 #[test]
