@@ -11,7 +11,7 @@ mod split;
 mod vocabulary;
 
 use std::{
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
 };
 
@@ -109,11 +109,20 @@ pub enum Specials {
 }
 
 /// A vocabulary with its special tokens and split pattern.
-#[derive(Debug)]
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     specials: SpecialTokens,
     pattern: Regex,
+}
+
+/// The size only: the tables are megabytes.
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let vocab_size = self.vocab_size();
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &vocab_size)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Tokenizer {

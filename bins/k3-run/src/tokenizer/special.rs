@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::TokenizerError;
 
@@ -33,7 +34,6 @@ const NAMED: [(u32, &str); 16] = [
 ];
 
 /// The special tokens of a vocabulary.
-#[derive(Debug)]
 pub(super) struct SpecialTokens {
     base: u32,
     names: Vec<String>,
@@ -99,20 +99,19 @@ impl SpecialTokens {
     /// If it is not JSON of the expected form, or an id has another name.
     pub(super) fn check_config(&self, text: &[u8], path: &Path) -> Result<(), TokenizerError> {
         #[derive(Deserialize)]
-        struct Config {
-            #[serde(default)]
-            added_tokens_decoder: BTreeMap<String, Added>,
-        }
-        #[derive(Deserialize)]
         struct Added {
             content: String,
         }
-        let config: Config =
-            serde_json::from_slice(text).map_err(|source| TokenizerError::Config {
-                path: path.to_owned(),
-                source,
-            })?;
-        for (id, added) in config.added_tokens_decoder {
+        let damaged = |source| TokenizerError::Config {
+            path: path.to_owned(),
+            source,
+        };
+        let mut config: BTreeMap<String, Value> = serde_json::from_slice(text).map_err(damaged)?;
+        let Some(listed) = config.remove("added_tokens_decoder") else {
+            return Ok(());
+        };
+        let listed: BTreeMap<String, Added> = serde_json::from_value(listed).map_err(damaged)?;
+        for (id, added) in listed {
             let expected = id.parse().ok().and_then(|id| self.name(id));
             if expected != Some(added.content.as_str()) {
                 return Err(TokenizerError::Disagrees {

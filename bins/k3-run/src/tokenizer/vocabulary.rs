@@ -7,7 +7,6 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use super::TokenizerError;
 
 /// Byte strings of the ordinary tokens by rank, which is their id, and back.
-#[derive(Debug)]
 pub(super) struct Vocabulary {
     /// Tokens one after another by rank.
     bytes: Vec<u8>,
