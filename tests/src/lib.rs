@@ -1,7 +1,7 @@
 //! Synthetic checkpoints by rule, for tests, benchmarks and the demo.
 //!
-//! [`synth`] is the library that tests call, [`tokenizer`] the vocabulary of the tiny checkpoint; [`Cli`] and [`run`] are the
-//! program `k3-synth` over them.
+//! [`synth`] is the library that tests call, with [`tokenizer`] for the tiny vocabulary; [`Cli`] and [`run`] are the program
+//! `k3-synth` over it.
 #![forbid(unsafe_code)]
 
 mod cli;

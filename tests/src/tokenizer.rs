@@ -1,17 +1,14 @@
-//! The tiny checkpoint's vocabulary: every byte, and 64 tokens that exercise the split pattern and the merges.
-//!
-//! Source: test-checkpoint specification 1.7.
+//! The tokenizer file of the tiny checkpoint: 256 bytes in the order of the release, and 64 merged tokens.
 
-use std::{io, path::Path};
+use std::{fmt::Write as _, io, path::Path};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use k3_shared::term;
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-/// Name of the vocabulary file.
+/// Name of the vocabulary file in a model folder.
 pub const VOCABULARY_FILE: &str = "tiktoken.model";
 
-/// Tokens after the single bytes, in order of rank from 256.
-const TOKENS: [&[u8]; 64] = [
+/// Tokens 256 to 319, in order.
+const MERGED: [&[u8]; 64] = [
     b" t",
     b"he",
     b" the",
@@ -53,16 +50,16 @@ const TOKENS: [&[u8]; 64] = [
     b"abc",
     b"Th",
     b"The",
-    b"\xe4\xbd",
+    b"\xE4\xBD",
     "你".as_bytes(),
-    b"\xe5\xa5",
+    b"\xE5\xA5",
     "好".as_bytes(),
     "你好".as_bytes(),
     b"!!",
     b"--",
     b"==",
     "é".as_bytes(),
-    b"\xe3\x80",
+    b"\xE3\x80",
     "。".as_bytes(),
     b"QU",
     b"JD",
@@ -78,24 +75,29 @@ const TOKENS: [&[u8]; 64] = [
     b"tion",
 ];
 
-/// The vocabulary file: a line a token, base64, a space and the rank.
-pub fn tiny() -> Vec<u8> {
-    // Single bytes come in the released order: the printable ones of Latin-1, then the rest.
-    let printable = (0x21..=0x7e).chain(0xa1..=0xac).chain(0xae..=0xff);
-    let rest = (0..=0x20).chain(0x7f..=0xa0).chain([0xad]);
-    let bytes: Vec<[u8; 1]> = printable.chain(rest).map(|byte: u8| [byte]).collect();
-    let tokens = bytes.iter().map(<[u8; 1]>::as_slice).chain(TOKENS);
-    let lines = tokens.enumerate();
-    let text: String = lines
-        .map(|(rank, token)| format!("{} {rank}\n", STANDARD.encode(token)))
-        .collect();
-    text.into_bytes()
+/// The single bytes in the order of their ids: printable Latin-1 first, then the others.
+fn single_bytes() -> impl Iterator<Item = u8> {
+    let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    let printable_first = (0..=u8::MAX).filter(move |&byte| printable(byte));
+    printable_first.chain((0..=u8::MAX).filter(move |&byte| !printable(byte)))
 }
 
-/// Write the vocabulary into `dir`.
+/// The bytes of the tiny `tiktoken.model`: 320 lines, so that ids end at 575 with the special tokens.
+pub fn tiny() -> Vec<u8> {
+    let mut file = String::new();
+    let single: Vec<[u8; 1]> = single_bytes().map(|byte| [byte]).collect();
+    let tokens = single.iter().map(<[u8; 1]>::as_slice).chain(MERGED);
+    for (rank, token) in tokens.enumerate() {
+        writeln!(file, "{} {rank}", BASE64_STANDARD.encode(token))
+            .expect("a String takes any text");
+    }
+    file.into_bytes()
+}
+
+/// Write the tiny `tiktoken.model` into `dir`.
 ///
 /// # Errors
 /// If the file cannot be written.
 pub fn write_tiny(dir: &Path) -> io::Result<()> {
-    term::write_atomic(&dir.join(VOCABULARY_FILE), &tiny())
+    k3_shared::term::write_atomic(&dir.join(VOCABULARY_FILE), &tiny())
 }

@@ -1,45 +1,240 @@
-//! Encodings of the reference library, over the tiny vocabulary and over the released one.
+//! The tokenizer against encodings that the tiktoken library made.
+//!
+//! Golden files: `tests/golden/tokenizer`, made by `tests/reference/tokenizer.py`.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{fs, path::Path};
 
-use k3_run::tokenizer::{Decoder, Specials, Tokenizer, TokenizerError};
-use k3_tests::{synth, tokenizer};
+use k3_run::tokenizer::{Specials, Tokenizer, TokenizerError};
+use k3_tests::{
+    synth::{self, Recipe, SynthError},
+    tokenizer::{tiny, write_tiny},
+};
+use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-/// Encodings by tiktoken 0.14.0 with markers as text. Source: test-checkpoint specification 1.7.
-const TINY: [(&str, &[u32]); 14] = [
-    ("hello world", &[317, 315]),
-    (
-        "The  end.\n\nIt's 12345 o'clock",
-        &[
-            296, 220, 220, 266, 67, 13, 287, 40, 83, 283, 220, 291, 19, 20, 273, 6, 66, 75, 78, 66,
-            74,
-        ],
-    ),
-    ("你好。world 你a", &[301, 307, 86, 264, 314, 220, 298, 64]),
-    ("  \t x", &[285, 197, 220, 87]),
-    ("x   ", &[87, 285, 220]),
-    ("café Ça", &[66, 64, 69, 305, 220, 127, 229, 64]),
-    ("QUJDRAQUJDRA!!", &[312, 312, 302]),
-    ("don'T'S", &[67, 262, 6, 51, 6, 50]),
-    ("a\u{301}b", &[64, 136, 223, 65]),
-    ("10000 123", &[16, 288, 288, 220, 291]),
-    (
-        "HTTPServer xML",
-        &[39, 51, 51, 47, 50, 260, 85, 260, 220, 87, 44, 43],
-    ),
-    ("\r\n\r\n a", &[292, 292, 261]),
-    ("--==!! =", &[303, 304, 302, 220, 28]),
-    (
-        "hello<|open|>x<|close|>",
-        &[
-            317, 27, 91, 78, 79, 266, 91, 29, 87, 27, 91, 66, 75, 78, 82, 68, 91, 29,
-        ],
-    ),
-];
+fn tiny_tokenizer() -> Tokenizer {
+    Tokenizer::parse(&tiny()).expect("the tiny vocabulary is well formed")
+}
 
-/// Encodings of the released vocabulary with markers as text. Source: specification 5.5.
-const RELEASED: [(&str, &[u32]); 11] = [
+fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer
+        .encode(text.as_bytes(), Specials::AsText)
+        .expect("every text can be split")
+}
+
+fn encode_specials(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer
+        .encode(text.as_bytes(), Specials::Recognized)
+        .expect("every text can be split")
+}
+
+fn hex_sha256(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+#[test]
+fn the_tiny_vocabulary_is_the_specified_file() {
+    let file = tiny();
+    assert_eq!(file.len(), 2814);
+    assert_eq!(
+        hex_sha256(&file),
+        "c92f693a8d0b95c726d4b6352781357a86040a0ef6268bd2dc27b115dbf84458"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(
+        Tokenizer::open(dir.path()),
+        Err(TokenizerError::Missing { .. })
+    ));
+    write_tiny(dir.path()).unwrap();
+    let tokenizer = Tokenizer::open(dir.path()).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 576);
+    assert_eq!(tokenizer.eos_id(), 321);
+}
+
+#[test]
+fn the_tiny_checkpoint_comes_with_its_vocabulary() {
+    let dir = tempfile::tempdir().unwrap();
+    synth::tiny(dir.path()).unwrap();
+    let tokenizer = Tokenizer::open(dir.path()).unwrap();
+    let recipe = Recipe::tiny().unwrap();
+    assert_eq!(tokenizer.vocab_size(), recipe.config().vocab_size);
+    let end = tokenizer.special_id("<|end_of_msg|>");
+    assert_eq!(recipe.config().eos_token_id, end);
+}
+
+#[test]
+fn a_vocabulary_that_was_there_is_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiktoken.model");
+    fs::write(&path, "downloaded").unwrap();
+    let error = synth::tiny(dir.path()).unwrap_err();
+    assert!(
+        matches!(&error, SynthError::Occupied { found, .. } if found == "tiktoken.model"),
+        "{error}"
+    );
+    assert_eq!(fs::read(&path).unwrap(), b"downloaded");
+}
+
+#[test]
+fn the_tiny_vocabulary_gives_the_specified_ids() {
+    let tokenizer = tiny_tokenizer();
+    for (text, ids) in [
+        ("hello world", &[317, 315][..]),
+        (
+            "The  end.\n\nIt's 12345 o'clock",
+            &[
+                296, 220, 220, 266, 67, 13, 287, 40, 83, 283, 220, 291, 19, 20, 273, 6, 66, 75, 78,
+                66, 74,
+            ],
+        ),
+        ("你好。world 你a", &[301, 307, 86, 264, 314, 220, 298, 64]),
+        ("  \t x", &[285, 197, 220, 87]),
+        ("x   ", &[87, 285, 220]),
+        ("caf\u{e9} \u{c7}a", &[66, 64, 69, 305, 220, 127, 229, 64]),
+        ("QUJDRAQUJDRA!!", &[312, 312, 302]),
+        ("don'T'S", &[67, 262, 6, 51, 6, 50]),
+        ("a\u{301}b", &[64, 136, 223, 65]),
+        ("10000 123", &[16, 288, 288, 220, 291]),
+        (
+            "HTTPServer xML",
+            &[39, 51, 51, 47, 50, 260, 85, 260, 220, 87, 44, 43],
+        ),
+        ("\r\n\r\n a", &[292, 292, 261]),
+        ("--==!! =", &[303, 304, 302, 220, 28]),
+        (
+            "hello<|open|>x<|close|>",
+            &[
+                317, 27, 91, 78, 79, 266, 91, 29, 87, 27, 91, 66, 75, 78, 82, 68, 91, 29,
+            ],
+        ),
+    ] {
+        assert_eq!(encode(&tokenizer, text), ids, "{text:?}");
+    }
+    let text = "hello<|open|>x<|close|>";
+    assert_eq!(encode_specials(&tokenizer, text), [317, 323, 87, 324]);
+}
+
+#[test]
+fn tiny_ids_decode_as_specified() {
+    let tokenizer = tiny_tokenizer();
+    assert_eq!(tokenizer.decode(&[301, 307, 256, 257]), "你好。 the");
+    assert_eq!(tokenizer.decode(&[297]), "\u{FFFD}");
+    assert_eq!(tokenizer.decode(&[317, 323, 575]), "hello<|open|>[PAD]");
+}
+
+#[test]
+fn special_names_stand_at_the_specified_tiny_ids() {
+    let tokenizer = tiny_tokenizer();
+    for (id, name) in [
+        (320, "[BOS]"),
+        (321, "[EOS]"),
+        (322, "<|end_of_msg|>"),
+        (323, "<|open|>"),
+        (324, "<|close|>"),
+        (325, "<|sep|>"),
+        (326, "[start_header_id]"),
+        (327, "[end_header_id]"),
+        (328, "<|reserved_token_328|>"),
+        (329, "[EOT]"),
+        (338, "<|media_begin|>"),
+        (341, "<|media_pad|>"),
+        (385, "<osagent_mode>"),
+        (574, "[UNK]"),
+        (575, "[PAD]"),
+    ] {
+        assert_eq!(tokenizer.special_id(name), Some(id));
+        assert_eq!(tokenizer.special_name(id), Some(name));
+        assert_eq!(tokenizer.token_bytes(id), Some(name.as_bytes()));
+    }
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    schema: String,
+    vocabulary_sha256: String,
+    texts: Vec<GoldenText>,
+    long: Vec<GoldenLong>,
+}
+
+#[derive(Deserialize)]
+struct GoldenText {
+    text: String,
+    ids: Vec<u32>,
+    /// Absent where recognising special tokens makes no difference.
+    ids_with_specials: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct GoldenLong {
+    parts: Vec<(String, usize)>,
+    num_ids: usize,
+    sha256_of_le_u32: String,
+}
+
+fn golden(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("golden/tokenizer")
+        .join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn check_against_tiktoken(vocabulary: &[u8], golden_file: &str) {
+    let golden: Golden =
+        serde_json::from_slice(&golden(golden_file)).expect("the golden file is JSON");
+    assert_eq!(golden.schema, "k3.golden-tokenizer/1");
+    assert_eq!(golden.vocabulary_sha256, hex_sha256(vocabulary));
+    let tokenizer = Tokenizer::parse(vocabulary).expect("the vocabulary is well formed");
+    assert!(golden.texts.len() > 400 && golden.long.len() > 10);
+    for GoldenText {
+        text,
+        ids,
+        ids_with_specials,
+    } in &golden.texts
+    {
+        assert_eq!(encode(&tokenizer, text), *ids, "{text:?}");
+        let with_specials = ids_with_specials.as_ref().unwrap_or(ids);
+        assert_eq!(
+            encode_specials(&tokenizer, text),
+            *with_specials,
+            "{text:?}"
+        );
+        assert_eq!(tokenizer.decode(ids), *text);
+    }
+    for GoldenLong {
+        parts,
+        num_ids,
+        sha256_of_le_u32,
+    } in &golden.long
+    {
+        let text: String = parts
+            .iter()
+            .map(|(text, times)| text.repeat(*times))
+            .collect();
+        let ids = encode(&tokenizer, &text);
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        assert_eq!(
+            (ids.len(), hex_sha256(bytes)),
+            (*num_ids, sha256_of_le_u32.clone()),
+            "{parts:?}"
+        );
+    }
+}
+
+#[test]
+fn texts_encode_as_tiktoken_encodes_them_with_the_tiny_vocabulary() {
+    check_against_tiktoken(&tiny(), "tiny.json");
+}
+
+#[test]
+fn texts_split_as_tiktoken_splits_them_under_merges_that_would_cross_borders() {
+    check_against_tiktoken(&golden("learned.tiktoken"), "learned.json");
+}
+
+/// Encodings with the released vocabulary (specification 5.5), without special tokens.
+const RELEASED: [(&str, &[u32]); 12] = [
     ("The capital of France is", &[1008, 10484, 318, 15383, 387]),
     (
         "The quick brown fox jumps over the lazy dog.",
@@ -74,6 +269,7 @@ const RELEASED: [(&str, &[u32]); 11] = [
             11, 4536, 13,
         ],
     ),
+    ("a\0b\u{1}c\u{7F}d", &[64, 188, 65, 189, 66, 221, 67]),
     (" ", &[220]),
     ("\n", &[198]),
     (
@@ -92,239 +288,30 @@ const RELEASED: [(&str, &[u32]); 11] = [
     ),
 ];
 
-fn tiny() -> Tokenizer {
-    Tokenizer::parse(&tokenizer::tiny(), Path::new("tiktoken.model")).unwrap()
-}
-
-fn as_text(tokenizer: &Tokenizer, text: impl AsRef<[u8]>) -> Vec<u32> {
-    tokenizer.encode(text.as_ref(), Specials::AsText).unwrap()
-}
-
-fn recognized(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
-    tokenizer
-        .encode(text.as_bytes(), Specials::Recognized)
-        .unwrap()
-}
-
-/// A folder with the tiny vocabulary and a `tokenizer_config.json`.
-fn open_with_config(config: &str) -> Result<Tokenizer, TokenizerError> {
-    let dir = tempfile::tempdir().unwrap();
-    tokenizer::write_tiny(dir.path()).unwrap();
-    fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
-    Tokenizer::open(dir.path())
-}
-
 #[test]
-fn the_tiny_file_is_the_published_one() {
-    let file = tokenizer::tiny();
-    assert_eq!(file.len(), 2814);
-    let digest = Sha256::digest(&file)
-        .iter()
-        .fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        });
-    assert_eq!(
-        digest,
-        "c92f693a8d0b95c726d4b6352781357a86040a0ef6268bd2dc27b115dbf84458"
-    );
-}
-
-#[test]
-fn the_tiny_checkpoint_has_its_tokenizer() {
-    let dir = tempfile::tempdir().unwrap();
-    let recipe = synth::Recipe::tiny().unwrap();
-    synth::tiny(dir.path()).unwrap();
-    let tokenizer = Tokenizer::open(dir.path()).unwrap();
-    assert_eq!(tokenizer.vocab_size(), recipe.config().vocab_size);
-    let eos = tokenizer.special_id("<|end_of_msg|>");
-    assert_eq!(recipe.config().eos_token_id, eos);
-}
-
-#[test]
-fn a_vocabulary_that_is_there_already_is_not_overwritten() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("tiktoken.model");
-    fs::write(&path, "downloaded").unwrap();
-    let error = synth::tiny(dir.path()).unwrap_err();
-    assert!(
-        matches!(&error, synth::SynthError::Occupied { found, .. } if found == "tiktoken.model")
-    );
-    assert_eq!(fs::read(&path).unwrap(), b"downloaded");
-}
-
-#[test]
-fn tiny_encodings_are_those_of_the_reference_library() {
-    let tokenizer = tiny();
-    for (text, ids) in TINY {
-        assert_eq!(as_text(&tokenizer, text), ids, "{text:?}");
-        assert_eq!(tokenizer.decode(ids), text);
-        if !text.contains("<|") {
-            assert_eq!(recognized(&tokenizer, text), ids, "{text:?}");
-        }
-    }
-}
-
-#[test]
-fn markers_are_tokens_only_where_they_are_recognized() {
-    let tokenizer = tiny();
-    let ids = [317, 323, 87, 324];
-    assert_eq!(recognized(&tokenizer, "hello<|open|>x<|close|>"), ids);
-    assert_eq!(tokenizer.decode(&ids), "hello<|open|>x<|close|>");
-    assert_eq!(recognized(&tokenizer, "\"<|sep|>\""), [1, 325, 1]);
-}
-
-#[test]
-fn special_tokens_of_tiny_have_the_published_ids() {
-    let tokenizer = tiny();
-    for (name, id) in [
-        ("[BOS]", 320),
-        ("[EOS]", 321),
-        ("<|end_of_msg|>", 322),
-        ("<|open|>", 323),
-        ("<|close|>", 324),
-        ("<|sep|>", 325),
-        ("[start_header_id]", 326),
-        ("[end_header_id]", 327),
-        ("<|reserved_token_328|>", 328),
-        ("[EOT]", 329),
-        ("<|media_begin|>", 338),
-        ("<|media_content|>", 339),
-        ("<|media_end|>", 340),
-        ("<|media_pad|>", 341),
-        ("<osagent_mode>", 385),
-        ("[UNK]", 574),
-        ("[PAD]", 575),
-    ] {
-        assert_eq!(tokenizer.special_id(name), Some(id), "{name}");
-        assert_eq!(tokenizer.token_bytes(id), Some(name.as_bytes()));
-    }
-    assert_eq!(tokenizer.vocab_size(), 576);
-}
-
-#[test]
-fn decoding_gives_text_and_replacement_characters() {
-    let tokenizer = tiny();
-    assert_eq!(tokenizer.decode(&[301, 307, 256, 257]), "你好。 the");
-    assert_eq!(tokenizer.decode(&[297]), "\u{fffd}");
-    let mut decoder = Decoder::default();
-    assert_eq!(decoder.push(&tokenizer, 297), "");
-    // 0xA0 completes E4 BD to the character of token 298.
-    let last = as_text(&tokenizer, b"\xa0")[0];
-    assert_eq!(decoder.push(&tokenizer, last), "你");
-    assert_eq!(decoder.finish(), "");
-}
-
-#[test]
-fn thirty_thousand_spaces_are_cut_after_25_000() {
-    let tokenizer = tiny();
-    let ids = as_text(&tokenizer, format!("{}end", " ".repeat(30_000)));
-    // 25,000 spaces are fours; of the 5,000 after the cut the last goes alone, 4,999 are 1,249 fours, a pair and one.
-    let fours = [vec![286; 6250], vec![286; 1249]].concat();
-    assert_eq!(ids, [fours, vec![285, 220, 220, 266, 67]].concat());
-}
-
-#[test]
-fn long_runs_of_one_character_keep_every_byte() {
-    let tokenizer = tiny();
-    for text in [
-        "a".repeat(1_000_000),
-        "🦀".repeat(25_001),
-        "QUJDRA".repeat(5000),
-    ] {
-        let ids = as_text(&tokenizer, &text);
-        assert_eq!(tokenizer.decode(&ids), text);
-    }
-    assert_eq!(
-        as_text(&tokenizer, "a".repeat(1_000_000)),
-        vec![64; 1_000_000]
-    );
-    assert_eq!(as_text(&tokenizer, "🦀".repeat(25_001)).len(), 4 * 25_001);
-    // A cut after 25,000 letters falls into the 4,167th word, after its first four letters.
-    let ids = [vec![312; 4166], vec![310, 311], vec![312; 833]].concat();
-    assert_eq!(as_text(&tokenizer, "QUJDRA".repeat(5000)), ids);
-}
-
-#[test]
-fn a_folder_without_a_vocabulary_is_told_apart() {
-    let dir = tempfile::tempdir().unwrap();
-    match Tokenizer::open(dir.path()) {
-        Err(TokenizerError::Missing { path }) => {
-            assert_eq!(path, dir.path().join("tiktoken.model"));
-        }
-        other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn a_tokenizer_config_must_agree_on_every_id_it_lists() {
-    let listed = |id: &str, name: &str| {
-        open_with_config(&format!(
-            r#"{{"added_tokens_decoder": {{"320": {{"content": "[BOS]", "special": true}}, "{id}": {{"content": "{name}"}}}}, "x": 1}}"#
-        ))
-    };
-    assert!(listed("323", "<|open|>").is_ok());
-    assert!(open_with_config("{}").is_ok());
-    for (id, name) in [
-        ("324", "<|open|>"),
-        ("319", "tion"),
-        ("576", "<|more|>"),
-        ("328", "<|reserved|>"),
-        ("x", "[EOS]"),
-    ] {
-        let error = listed(id, name).unwrap_err();
-        assert!(matches!(&error, TokenizerError::Disagrees { id: found, .. } if found == id));
-        let message = error.to_string();
-        assert!(
-            message.contains(&format!("id {id} is {name:?}")),
-            "{message}"
-        );
-        assert!(message.contains("tokenizer_config.json: "), "{message}");
-    }
-    for damaged in [
-        "",
-        "{",
-        r#"{"added_tokens_decoder": {"320": "[BOS]"}}"#,
-        "[]",
-    ] {
-        let error = open_with_config(damaged).unwrap_err();
-        assert!(
-            matches!(error, TokenizerError::Config { .. }),
-            "{damaged}: {error}"
-        );
-    }
-}
-
-#[test]
-#[ignore = "needs the released vocabulary: K3_TOKENIZER=DIR cargo test -p k3-tests --test tokenizer -- --ignored"]
-fn released_encodings_are_those_of_the_reference_library() {
+#[ignore = "needs K3_TOKENIZER, a folder with the released tiktoken.model"]
+fn the_released_vocabulary_gives_the_published_ids() {
     let dir =
-        std::env::var_os("K3_TOKENIZER").expect("K3_TOKENIZER names a folder with tiktoken.model");
-    let tokenizer = Tokenizer::open(dir.as_ref()).unwrap();
+        std::env::var_os("K3_TOKENIZER").expect("K3_TOKENIZER names the folder of tiktoken.model");
+    let tokenizer = Tokenizer::open(Path::new(&dir)).unwrap();
     assert_eq!(tokenizer.vocab_size(), 163_840);
     for (text, ids) in RELEASED {
-        assert_eq!(as_text(&tokenizer, text), ids, "{text:?}");
+        assert_eq!(encode(&tokenizer, text), ids, "{text:?}");
         assert_eq!(tokenizer.decode(ids), text);
     }
+    let (text, _) = RELEASED[11];
     assert_eq!(
-        as_text(&tokenizer, b"a\x00b\x01c\x7fd"),
-        [64, 188, 65, 189, 66, 221, 67]
-    );
-    assert_eq!(
-        recognized(
-            &tokenizer,
-            "literal <|open|> and <|end_of_msg|> and [BOS] here"
-        ),
+        encode_specials(&tokenizer, text),
         [
             82319, 220, 163_587, 316, 220, 163_586, 316, 220, 163_584, 2397
         ]
     );
-    for (text, count) in [
+    for (text, num_ids) in [
         ("QUJDRA".repeat(5000), 19_999),
-        (format!("{}end", " ".repeat(30_000)), 121),
+        (" ".repeat(30_000) + "end", 121),
         ("word ".repeat(6000), 6001),
         ("word ".repeat(100_000), 100_002),
     ] {
-        assert_eq!(as_text(&tokenizer, &text).len(), count, "{:?}", &text[..10]);
+        assert_eq!(encode(&tokenizer, &text).len(), num_ids);
     }
 }

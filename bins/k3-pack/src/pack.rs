@@ -13,7 +13,7 @@ use k3_shared::{
     formats::trunk::{DATA_NAME, DataFile, FILE_NAME, LayerRecord, SCHEMA, TileRecord, Trunk},
     size::Bytes,
     term::{self, AtomicFile, Outcome},
-    tiles::TileClass,
+    tiles::{TILE_ALIGN, TileClass},
 };
 
 use crate::{
@@ -54,7 +54,7 @@ pub(crate) fn pack(cli: &Cli, pool: &Pool) -> Result<Outcome, PackError> {
     let job = Job::new(cli, source)?;
     job.refuse_existing(cli.force)?;
     let demands = job.demands(&shards)?;
-    if check_space(&demands)? == Room::Instead {
+    if job.check_space(&demands)? == Room::Instead {
         log::info!("no room for both trunks: removing the old one first");
         job.remove_old()?;
     }
@@ -161,13 +161,21 @@ impl Job {
         for tile in &self.tiles {
             let data = data_bytes(&self.source, shards, &tile.spec)?;
             if let Some(demand) = demands.get_mut(tile.file) {
-                demand.bytes += data.min(tile.spec.stored_bytes());
+                demand.bytes += data.next_multiple_of(TILE_ALIGN);
             }
         }
-        if let Some(demand) = demands.first_mut() {
-            demand.bytes += RECORD_BYTES * self.tiles.len() as u64;
-        }
         Ok(demands)
+    }
+
+    /// As [`check_space`], with room for the records.
+    fn check_space(&self, demands: &[Demand]) -> Result<Room, PackError> {
+        let mut all = demands.to_vec();
+        all.extend(self.folders.first().map(|folder| Demand {
+            path: self.record_path(),
+            folder: folder.path.clone(),
+            bytes: RECORD_BYTES * self.tiles.len() as u64,
+        }));
+        check_space(&all)
     }
 
     fn copy(
@@ -197,9 +205,9 @@ impl Job {
                 bar.inc(self.tiles[number].spec.stored_bytes());
                 digests[number] = digest;
             },
-        )?;
+        );
         bar.finish_and_clear();
-        Ok(match ended {
+        Ok(match ended? {
             Ended::Whole => Copied::Whole(digests),
             Ended::Interrupted(signal) => Copied::Interrupted(signal),
         })

@@ -53,8 +53,9 @@ pub(crate) fn repair(cli: &Cli, target: RepairTarget, pool: &Pool) -> Result<Out
         || Copier::new(&source, &shards, &zeros, step),
         |copier, job| rewrite(copier, &source, &files, tiles[job]),
         |job, ()| bar.inc(tiles[job].1.stored_bytes),
-    )?;
+    );
     bar.finish_and_clear();
+    let ended = ended?;
     for file in &files {
         file.sync()?;
     }

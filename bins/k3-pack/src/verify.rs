@@ -152,10 +152,10 @@ fn check_tiles(
                 findings.push(Finding { tile: number, what });
             }
         },
-    )?;
+    );
     bar.finish_and_clear();
     findings.sort_by_key(|finding| finding.tile);
-    Ok((ended, findings))
+    Ok((ended?, findings))
 }
 
 fn hash_tile(

@@ -1,8 +1,13 @@
 //! `k3-pack` as a process.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper of a test fails it by panicking, as the test does"
+)]
 
 mod fixture;
 
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
@@ -71,7 +76,7 @@ impl Bench {
 
     /// Every tile must hold the checkpoint's rows, zeros after them, and match its digest; every tensor must be there.
     fn assert_exact(&self, open: &OpenTrunk, layers: usize) {
-        let mut seen: std::collections::BTreeMap<TensorRole, usize> = Default::default();
+        let mut seen: BTreeMap<TensorRole, usize> = BTreeMap::new();
         for (record, spec) in open.trunk.tiles().zip(&open.specs) {
             let stored = read_at(&open.files[record.file], record.offset, record.stored_bytes);
             assert_eq!(
@@ -382,7 +387,7 @@ fn signalled(
         .spawn()
         .unwrap();
     let partial = bench.trunk.join("trunk.bin.partial");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     // Written to, not merely made.
     while !fs::metadata(&partial).is_ok_and(|m| m.len() > 1 << 20) {
         assert!(Instant::now() < deadline, "the pack does not begin");

@@ -147,6 +147,10 @@ pub enum IsaChoice {
 impl EngineArgs {
     /// When to check digests.
     pub fn verify(&self) -> Verify {
-        if self.no_verify { Verify::Never } else { self.verify }
+        if self.no_verify {
+            Verify::Never
+        } else {
+            self.verify
+        }
     }
 }

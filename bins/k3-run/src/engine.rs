@@ -3,11 +3,11 @@
 use std::sync::{Arc, atomic::AtomicUsize};
 
 use k3_shared::{
-    checkpoint::{Checkpoint, CheckpointError},
+    checkpoint::{Checkpoint, CheckpointError, hex},
     config::Config,
     direct::Mode,
     formats::{
-        expert_digests::ExpertDigestFile,
+        census::digests::ExpertDigests,
         plan::Plan,
         trunk::{OpenTrunk, Trunk, TrunkError},
     },
@@ -16,13 +16,15 @@ use k3_shared::{
     size::Bytes,
 };
 
+use sha2::{Digest as _, Sha256};
+
 use crate::{
     kernels::{Isa, NanScales},
     model::{
         Forward, ForwardOptions, ModelError, Observer, Output, Segment, SequenceState, SourceError,
         WeightSource as _,
     },
-    store::{ExpertDigests, StepReads, Store, StoreOptions, Verify},
+    store::{StepReads, Store, StoreOptions, Verify},
 };
 
 /// Why an engine cannot be opened.
@@ -217,7 +219,8 @@ impl Engine {
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
         let (forward, store) = (&mut self.forward, &mut self.store);
-        self.pool.install(|| forward.step(store, segments, output, observer))
+        self.pool
+            .install(|| forward.step(store, segments, output, observer))
     }
 
     /// What was read since the last call.
@@ -243,7 +246,9 @@ fn refused(plan: &Plan, problems: Vec<String>) -> EngineError {
 /// The part of a trunk that holds the first `num_layers` layers, the final vectors and the head.
 fn cut(mut trunk: OpenTrunk, num_layers: usize) -> OpenTrunk {
     trunk.trunk.layers.truncate(num_layers);
-    trunk.specs.retain(|spec| spec.layer().is_none_or(|layer| layer.get() < num_layers));
+    trunk
+        .specs
+        .retain(|spec| spec.layer().is_none_or(|layer| layer.get() < num_layers));
     trunk
 }
 
@@ -281,7 +286,11 @@ fn check(
         );
         return Err(refused(plan, vec![problem]));
     }
-    let model = ledger::Model { config: &trunk.config, num_layers, tiles: &trunk.specs };
+    let model = ledger::Model {
+        config: &trunk.config,
+        num_layers,
+        tiles: &trunk.specs,
+    };
     let checked = ledger::check(plan, &model, checkpoint.identity())
         .map_err(|problems| refused(plan, problems))?;
     for stale in &checked.stale {
@@ -302,15 +311,25 @@ fn check(
     Ok(checked)
 }
 
-/// The expert digests the plan names, if it names any.
-fn expert_digests(plan: &Plan) -> Result<Option<ExpertDigests>, EngineError> {
-    let Some(named) = &plan.expert_digests else { return Ok(None) };
-    let digests = ExpertDigestFile::open(&named.path).map_err(|e| refused(plan, vec![e.to_string()]))?;
-    if digests.sha256 != named.sha256 {
-        let problem = format!("{}: changed since the plan was made", named.path.display());
-        return Err(refused(plan, vec![problem]));
+/// The expert digests the plan names, if it names any; they must be of this checkpoint, unchanged.
+fn expert_digests(plan: &Plan) -> Result<Option<Arc<ExpertDigests>>, EngineError> {
+    let Some(named) = &plan.expert_digests else {
+        return Ok(None);
+    };
+    let path = named.path.display();
+    let refuse = |problem: String| refused(plan, vec![problem]);
+    let bytes = std::fs::read(&named.path).map_err(|e| refuse(format!("{path}: {e}")))?;
+    if hex(Sha256::digest(&bytes)) != named.sha256 {
+        return Err(refuse(format!("{path}: changed since the plan was made")));
     }
-    Ok(Some(Arc::new(digests.experts)))
+    let digests = ExpertDigests::open(&named.path).map_err(|e| refuse(e.to_string()))?;
+    if digests.identity != plan.identity {
+        return Err(refuse(format!(
+            "{path}: of another checkpoint (make it again: k3-census {} --hash --experts)",
+            plan.model_dir.display()
+        )));
+    }
+    Ok(Some(Arc::new(digests)))
 }
 
 /// A shard takes two descriptors, and the release has 94 of them; the soft limit may be raised to the hard one.

@@ -60,7 +60,10 @@ pub enum GenerateError {
 impl GenerateError {
     /// Whether a signal, not a fault, ended the run.
     pub fn is_interrupt(&self) -> bool {
-        matches!(self, Self::Model(ModelError::Source(SourceError::Interrupted)))
+        matches!(
+            self,
+            Self::Model(ModelError::Source(SourceError::Interrupted))
+        )
     }
 }
 
@@ -92,14 +95,25 @@ pub fn generate(
     observer: &mut dyn StepObserver,
     emit: &mut dyn FnMut(u32) -> std::io::Result<()>,
 ) -> Generated {
-    let mut run = Run { engine, observer, steps: Vec::new(), ids: Vec::new(), number: 0 };
+    let mut run = Run {
+        engine,
+        observer,
+        steps: Vec::new(),
+        ids: Vec::new(),
+        number: 0,
+    };
     let outcome = run.all(request, sampler, emit);
     let (finish, error) = match outcome {
         Ok(finish) => (finish, None),
         Err(error) if error.is_interrupt() => (Finish::Interrupted, Some(error)),
         Err(error) => (Finish::Error, Some(error)),
     };
-    Generated { ids: run.ids, finish, error, steps: run.steps }
+    Generated {
+        ids: run.ids,
+        finish,
+        error,
+        steps: run.steps,
+    }
 }
 
 struct Run<'a> {
@@ -122,7 +136,12 @@ impl Run<'_> {
         let context = self.engine.plan().context;
         if wanted > context {
             let (prompt, generated) = (prompt.len(), request.num_tokens);
-            return Err(GenerateError::Context { prompt, generated, wanted, context });
+            return Err(GenerateError::Context {
+                prompt,
+                generated,
+                wanted,
+                context,
+            });
         }
         self.announce(request);
         let mut state = self.engine.new_sequence();
@@ -141,7 +160,15 @@ impl Run<'_> {
             if request.recompute {
                 state = self.engine.new_sequence();
                 let prefix: Vec<u32> = prompt.iter().chain(&self.ids).copied().collect();
-                self.prefill(&mut state, &prefix, &Request { score_prompt: false, ..request.clone() }, true)?;
+                self.prefill(
+                    &mut state,
+                    &prefix,
+                    &Request {
+                        score_prompt: false,
+                        ..request.clone()
+                    },
+                    true,
+                )?;
             } else {
                 self.step(&mut state, Mode::Decode, &[token], Output::Last)?;
             }
@@ -199,16 +226,29 @@ impl Run<'_> {
         output: Output,
     ) -> Result<(), GenerateError> {
         let began = Instant::now();
-        let rows = StepRows { step: self.number, mode, position: state.position, ids };
+        let rows = StepRows {
+            step: self.number,
+            mode,
+            position: state.position,
+            ids,
+        };
         self.observer.begin(&rows, output);
         let tokens: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
-        let mut segments = [Segment { state, tokens: &tokens }];
-        self.engine.step(&mut segments, output, self.observer.as_observer())?;
+        let mut segments = [Segment {
+            state,
+            tokens: &tokens,
+        }];
+        self.engine
+            .step(&mut segments, output, self.observer.as_observer())?;
         self.observer.end()?;
         self.number += 1;
         let reads = self.engine.take_reads();
         let spent = Spent::new(began.elapsed().as_secs_f64(), &reads);
-        self.steps.push(StepReport { mode, rows: ids.len(), spent });
+        self.steps.push(StepReport {
+            mode,
+            rows: ids.len(),
+            spent,
+        });
         Ok(())
     }
 }

@@ -66,7 +66,11 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         Err(error) => return Err(error.into()),
     };
     let request = request(cli, &engine, &prompt)?;
-    let mut sampler = Sampler::new(cli.sampling.temperature, cli.sampling.top_p, cli.sampling.seed)?;
+    let mut sampler = Sampler::new(
+        cli.sampling.temperature,
+        cli.sampling.top_p,
+        cli.sampling.seed,
+    )?;
     let config = engine.config();
     let header = TraceHeader {
         identity: engine.plan().identity.clone(),
@@ -85,13 +89,23 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         status.clone(),
     )?;
     let mut text = TextOut::new(out, prompt.tokenizer.as_ref());
-    let generated =
-        generate(&mut engine, &request, &mut sampler, &mut observer, &mut |id| {
-            status.suspend(|| text.push(id))
-        });
+    let generated = generate(
+        &mut engine,
+        &request,
+        &mut sampler,
+        &mut observer,
+        &mut |id| status.suspend(|| text.push(id)),
+    );
     observer.finish()?;
     let text = text.finish()?;
-    finish(cli, engine, request, generated, text, interrupt.load(Ordering::Relaxed))
+    finish(
+        cli,
+        engine,
+        request,
+        generated,
+        text,
+        interrupt.load(Ordering::Relaxed),
+    )
 }
 
 /// The number of the signal that came, or zero.
@@ -120,7 +134,8 @@ fn read_plan(path: Option<&Path>) -> anyhow::Result<Plan> {
     } else {
         let path = path.unwrap_or(Path::new("-"));
         let mut file = File::open(path).with_context(|| path.display().to_string())?;
-        file.read_to_end(&mut text).with_context(|| path.display().to_string())?;
+        file.read_to_end(&mut text)
+            .with_context(|| path.display().to_string())?;
         path.display().to_string()
     };
     if text.iter().all(u8::is_ascii_whitespace) {
@@ -137,7 +152,10 @@ fn read_plan(path: Option<&Path>) -> anyhow::Result<Plan> {
 fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<EngineOptions> {
     let engine = &cli.engine;
     if !(engine.mla_norm_eps > 0.0 && engine.mla_norm_eps.is_finite()) {
-        bail!("--mla-norm-eps {}: not a number above zero", engine.mla_norm_eps);
+        bail!(
+            "--mla-norm-eps {}: not a number above zero",
+            engine.mla_norm_eps
+        );
     }
     let isa = match engine.isa {
         IsaChoice::Auto => Isa::detect(),
@@ -151,10 +169,18 @@ fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<Engi
         threads: engine.threads.map(usize::from),
         layers: engine.layers,
         isa,
-        mode: if engine.buffered { Mode::Buffered } else { Mode::Auto },
+        mode: if engine.buffered {
+            Mode::Buffered
+        } else {
+            Mode::Auto
+        },
         verify: engine.verify(),
         mla_norm_eps: engine.mla_norm_eps,
-        nan_scales: if engine.allow_nan_scales { NanScales::Zero } else { NanScales::Propagate },
+        nan_scales: if engine.allow_nan_scales {
+            NanScales::Zero
+        } else {
+            NanScales::Propagate
+        },
         interrupt,
     })
 }
@@ -196,7 +222,12 @@ fn stop_ids(cli: &Cli, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Vec<u3
         return cli.sampling.stop_id.clone();
     }
     let eos = tokenizer.and_then(|t| t.special_id("[EOS]"));
-    engine.config().eos_token_id.into_iter().chain(eos).collect()
+    engine
+        .config()
+        .eos_token_id
+        .into_iter()
+        .chain(eos)
+        .collect()
 }
 
 /// Prints what is generated as it comes: whole characters, or ids where there is no tokenizer.
@@ -210,7 +241,13 @@ struct TextOut<'a> {
 
 impl<'a> TextOut<'a> {
     fn new(out: &'a mut dyn Write, tokenizer: Option<&'a Tokenizer>) -> Self {
-        Self { out, tokenizer, decoder: Decoder::default(), text: String::new(), count: 0 }
+        Self {
+            out,
+            tokenizer,
+            decoder: Decoder::default(),
+            text: String::new(),
+            count: 0,
+        }
     }
 
     fn push(&mut self, id: u32) -> io::Result<()> {

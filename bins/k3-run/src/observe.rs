@@ -82,7 +82,12 @@ struct Sink {
 
 impl Sink {
     fn create(path: Option<&Path>) -> io::Result<Option<Self>> {
-        let create = |path: &Path| Ok(Self { path: path.to_owned(), file: AtomicFile::create(path)? });
+        let create = |path: &Path| {
+            Ok(Self {
+                path: path.to_owned(),
+                file: AtomicFile::create(path)?,
+            })
+        };
         path.map(create).transpose()
     }
 
@@ -93,7 +98,8 @@ impl Sink {
                 to.copy_from_slice(&value.to_le_bytes());
             }
             let written = self.file.write_all(&bytes[..4 * values.len()]);
-            written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))?;
+            written
+                .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))?;
         }
         Ok(())
     }
@@ -181,7 +187,12 @@ impl RunObserver {
             }
         };
         if let Some(trace) = self.trace {
-            keep(trace.finish().map_err(Into::into).and_then(|file| Ok(file.commit()?)));
+            keep(
+                trace
+                    .finish()
+                    .map_err(Into::into)
+                    .and_then(|file| Ok(file.commit()?)),
+            );
         }
         for sink in [self.dump_logits, self.dump_hidden].into_iter().flatten() {
             keep(sink.file.commit().map_err(Into::into));
@@ -204,7 +215,9 @@ impl RunObserver {
 impl Scores {
     fn begin(&mut self, position: usize, num_rows: usize) {
         let next = |row: usize| self.prompt.get(position + row + 1).copied();
-        self.rows = (0..num_rows).map(|row| next(row).map(ScoreReducer::new)).collect();
+        self.rows = (0..num_rows)
+            .map(|row| next(row).map(ScoreReducer::new))
+            .collect();
     }
 
     fn push(&mut self, first_id: usize, logits: &[f32]) {
@@ -238,7 +251,10 @@ impl Scores {
             schema: &'static str,
             scores: Vec<ScoreLine>,
         }
-        let file = File { schema: "k3.score/1", scores: self.lines };
+        let file = File {
+            schema: "k3.score/1",
+            scores: self.lines,
+        };
         let mut text = serde_json::to_vec_pretty(&file)?;
         text.push(b'\n');
         k3_shared::term::write_atomic(&self.path, &text)?;
@@ -254,7 +270,11 @@ impl Observer for RunObserver {
                 Mode::Decode => format!("token {}", self.position + 1),
             };
             let seconds = self.began.elapsed().as_secs_f64();
-            let message = format!("{what}: layer {}/{} {seconds:.1} s", layer.0 + 1, self.num_layers);
+            let message = format!(
+                "{what}: layer {}/{} {seconds:.1} s",
+                layer.0 + 1,
+                self.num_layers
+            );
             self.status.set_message(message);
         }
     }
@@ -267,11 +287,16 @@ impl Observer for RunObserver {
             mode: self.mode,
             layer,
             rows: (0..routings.len())
-                .map(|row| TraceRow { sequence: 0, position: position(row) })
+                .map(|row| TraceRow {
+                    sequence: 0,
+                    position: position(row),
+                })
                 .collect(),
             experts: routings.iter().flat_map(|r| &r.experts).copied().collect(),
         };
-        let written = trace.write(&record).map_err(|error: TraceError| io::Error::other(error));
+        let written = trace
+            .write(&record)
+            .map_err(|error: TraceError| io::Error::other(error));
         self.note(written);
     }
 

@@ -62,9 +62,14 @@ fn read_ids(prompt: &PromptArgs, tokenizer: Option<&Tokenizer>) -> anyhow::Resul
 
 /// Ids separated by commas or white space; anything else is an error that says where.
 fn parse_ids(text: &str) -> anyhow::Result<Vec<u32>> {
-    let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|w| !w.is_empty());
+    let words = text
+        .split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|w| !w.is_empty());
     words
-        .map(|word| word.parse().with_context(|| format!("{word:?} is not a token id")))
+        .map(|word| {
+            word.parse()
+                .with_context(|| format!("{word:?} is not a token id"))
+        })
         .collect()
 }
 

@@ -160,12 +160,17 @@ pub fn totals(steps: &[StepReport], readahead_discarded_bytes: u64) -> Totals {
     for step in steps {
         spent.add(&step.spent);
     }
-    Totals { spent, readahead_discarded_bytes }
+    Totals {
+        spent,
+        readahead_discarded_bytes,
+    }
 }
 
 /// The least time these steps could have taken on the machine the plan measured.
 pub fn limit(config: &Config, plan: &Plan, steps: &[StepReport]) -> Limit {
-    let Some(probe) = &plan.probe else { return Limit::default() };
+    let Some(probe) = &plan.probe else {
+        return Limit::default();
+    };
     let expert_bytes = config.moe.expert_bytes() as f64;
     let over = |amount: f64, rate: Option<f64>| rate.map_or(0.0, |rate| amount / rate);
     let trunk_bytes = trunk_bytes(config, plan.num_layers);
@@ -229,7 +234,11 @@ impl Report {
             format!(", {mean:.3} s a decoded token")
         };
         let rate = |part: u64, whole: u64| {
-            if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
+            if whole == 0 {
+                0.0
+            } else {
+                100.0 * part as f64 / whole as f64
+            }
         };
         format!(
             "{} prompt + {} generated tokens in {:.3} s{per_token} (waited {:.3} s for reads)\n\

@@ -324,13 +324,11 @@ impl Sorter<'_, '_> {
     fn layer(&mut self, layer: LayerIdx) -> &mut LayerExperts {
         let experts = &mut self.scan.experts;
         // In file order, nearly always the last.
-        let at = match experts.iter().rposition(|e| e.layer == layer) {
-            Some(at) => at,
-            None => {
-                experts.push(LayerExperts::new(self.config, layer));
-                experts.len() - 1
-            }
-        };
+        let known = experts.iter().rposition(|e| e.layer == layer);
+        let at = known.unwrap_or_else(|| {
+            experts.push(LayerExperts::new(self.config, layer));
+            experts.len() - 1
+        });
         &mut experts[at]
     }
 

@@ -1,7 +1,7 @@
 use std::fs;
 
 use super::*;
-use crate as k3_shared;
+use crate as shared;
 use crate::{
     ids::{ExpertIdx, LayerIdx},
     names::{LayerTensor, TOP_TENSORS, layer_tensors},
@@ -206,6 +206,8 @@ fn the_first_layers_have_one_identity_in_full_and_partial_downloads() {
 
 #[test]
 fn the_identity_is_the_documented_digest() {
+    use std::fmt::Write as _;
+
     use sha2::{Digest as _, Sha256};
     let (_guard, dir) = Small::new().folder();
     let checkpoint = Checkpoint::open(&dir, None).unwrap();
@@ -223,13 +225,9 @@ fn the_identity_is_the_documented_digest() {
         let run = &bytes[header..bytes.len() - experts];
         let sample = run.len().min(65_536);
         let sha = |bytes: &[u8]| hex(Sha256::digest(bytes));
-        lines += &format!(
-            "{name} {} {} {} {}\n",
-            bytes.len(),
-            sha(&bytes[..header]),
-            sha(&run[..sample]),
-            sha(&run[run.len() - sample..]),
-        );
+        let (header, first) = (sha(&bytes[..header]), sha(&run[..sample]));
+        let (size, last) = (bytes.len(), sha(&run[run.len() - sample..]));
+        writeln!(lines, "{name} {size} {header} {first} {last}").unwrap();
     }
     assert_eq!(checkpoint.identity(), hex(Sha256::digest(lines.as_bytes())));
 }

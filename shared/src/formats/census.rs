@@ -3,6 +3,7 @@
 //! k3-census writes it and k3-plan reads it, so that a plan can be made before anything is packed, and with
 //! [`Census::of_release`] before anything is downloaded.
 
+pub mod digests;
 mod release;
 
 use std::{collections::BTreeMap, fmt, io, path::Path, path::PathBuf};

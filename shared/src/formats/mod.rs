@@ -2,7 +2,6 @@
 
 pub mod census;
 pub mod codec;
-pub mod expert_digests;
 pub mod plan;
 pub mod safetensors;
 pub mod trace;

@@ -23,7 +23,7 @@ macro_rules! dtypes {
     ($($variant:ident $name:literal $bits:literal;)*) => {
         /// Element type as a header names it: everything the format knows, not only what this model uses.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum StoredDtype { $(#[doc = $name] $variant,)* }
+        pub enum StoredDtype { $(#[doc = concat!("`", $name, "`.")] $variant,)* }
 
         impl StoredDtype {
             /// Every element type.

@@ -22,8 +22,8 @@ use k3_shared::{
     checkpoint::{Checkpoint, TensorLocation},
     config::Config,
     direct::{AlignedBuf, DirectFile, Mode, covering_bytes},
-    formats::trunk::OpenTrunk,
-    ids::{ExpertId, ExpertIdx, LayerIdx, TokenId},
+    formats::{census::digests::ExpertDigests, trunk::OpenTrunk},
+    ids::{ExpertIdx, LayerIdx, TokenId},
     ledger::TileSet,
     names::TensorRole,
     tiles::TileSpec,
@@ -88,13 +88,10 @@ pub struct StoreOptions {
     /// When to check digests.
     pub verify: Verify,
     /// Digests of the experts, where the plan names them.
-    pub expert_digests: Option<ExpertDigests>,
+    pub expert_digests: Option<Arc<ExpertDigests>>,
     /// Set to a signal's number to end the run at the next tile.
     pub interrupt: Arc<AtomicUsize>,
 }
-
-/// SHA-256 of each expert's block.
-pub type ExpertDigests = Arc<BTreeMap<ExpertId, [u8; 32]>>;
 
 /// The weights of a run.
 pub struct Store {
@@ -171,7 +168,9 @@ impl WeightSource for Store {
     ) -> Result<(), SourceError> {
         match &mut self.experts {
             Some(slots) => slots.request(layer, experts),
-            None => Err(SourceError::Other(format!("layer {layer} of this model has no experts"))),
+            None => Err(SourceError::Other(format!(
+                "layer {layer} of this model has no experts"
+            ))),
         }
     }
 
@@ -195,7 +194,11 @@ struct Files {
 
 impl Files {
     fn new(mode: Mode) -> Self {
-        Self { mode, open: BTreeMap::new(), fallback: None }
+        Self {
+            mode,
+            open: BTreeMap::new(),
+            fallback: None,
+        }
     }
 
     fn get(&mut self, path: &Path) -> Result<Arc<DirectFile>, SourceError> {
@@ -231,8 +234,13 @@ impl Embedding {
             .tensor(TensorRole::Embedding)
             .map_err(|e| SourceError::Other(e.to_string()))?;
         let file = files.get(checkpoint.shard_path(place.shard))?;
-        let buffer = AlignedBuf::with_capacity(covering_bytes(row_bytes(&checkpoint.config, &place)));
-        Ok(Self { file, place, buffer })
+        let buffer =
+            AlignedBuf::with_capacity(covering_bytes(row_bytes(&checkpoint.config, &place)));
+        Ok(Self {
+            file,
+            place,
+            buffer,
+        })
     }
 
     /// Bytes asked of the disk.
@@ -240,7 +248,10 @@ impl Embedding {
         let row = out.len() * self.place.dtype.bytes();
         let offset = self.place.offset + token.get() as u64 * row as u64;
         let range = self.file.read_covering(&mut self.buffer, offset, row)?;
-        widen(crate::model::stored(self.place.dtype, &self.buffer[range]), out);
+        widen(
+            crate::model::stored(self.place.dtype, &self.buffer[range]),
+            out,
+        );
         Ok(self.buffer.len() as u64)
     }
 }

@@ -1,254 +1,188 @@
-//! Text to token ids and back, as the released model was trained with.
+//! Text to token ids and back (specification 5).
 //!
-//! Encoding is special markers (if they are recognised), outer cuts, the published split pattern, then byte-pair merges over the
-//! pieces. Text is bytes: what is not UTF-8 passes through unchanged, every maximal run of it as one piece. Nothing is added:
-//! no begin or end token. Source: specification 5.
+//! Encoding cuts text into pieces with the published regular expression, under the official limits on run length, and merges
+//! byte pairs inside each piece. Text is bytes: what is not UTF-8 is kept, each maximal run of it being a piece. Special tokens in
+//! text are recognised only on request, so that a prompt cannot write conversation structure by accident.
 
 mod decode;
+mod error;
 mod merge;
 mod special;
 mod split;
+#[cfg(test)]
+mod tests;
 mod vocabulary;
 
 use std::{
-    fmt, fs, io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use fancy_regex::Regex;
-
 pub use decode::Decoder;
-use special::SpecialTokens;
+pub use error::{EncodeError, LineProblem, TokenizerError};
+
+use merge::Merger;
+use special::{NUM_SPECIALS, SpecialTokens};
+use split::split;
 use vocabulary::Vocabulary;
 
-/// Name of the vocabulary file in a model folder.
-pub const VOCABULARY_FILE: &str = "tiktoken.model";
-/// Name of the file that lists special tokens, where there is one.
-pub const CONFIG_FILE: &str = "tokenizer_config.json";
+/// The vocabulary file of a model folder.
+const VOCABULARY_FILE: &str = "tiktoken.model";
+/// The file that names special tokens; it may be absent.
+const CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// Why there is no tokenizer, or no ids.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokenizerError {
-    /// There is no vocabulary file.
-    #[error("{}: not there; copy it from the release, or give --tokenizer DIR or --ids", path.display())]
-    Missing {
-        /// The file looked for.
-        path: PathBuf,
-    },
-    /// A file cannot be read.
-    #[error("{}: cannot read: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A line of the vocabulary is damaged.
-    #[error("{}:{line}: {what}; copy the file from the release again", path.display())]
-    Line {
-        /// The vocabulary file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong there.
-        what: String,
-    },
-    /// A byte could not be encoded.
-    #[error("{}: no line has the single byte {byte:#04x}; copy the file from the release again", path.display())]
-    NoByte {
-        /// The vocabulary file.
-        path: PathBuf,
-        /// The byte.
-        byte: u8,
-    },
-    /// There are more tokens than ids.
-    #[error("{}: {lines} lines are more than 32-bit ids can number", path.display())]
-    TooMany {
-        /// The vocabulary file.
-        path: PathBuf,
-        /// Its lines.
-        lines: usize,
-    },
-    /// The list of special tokens is damaged.
-    #[error("{}: {source}; copy the file from the release again", path.display())]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// Where and what is wrong.
-        source: serde_json::Error,
-    },
-    /// The list of special tokens is not that of this model.
-    #[error(
-        "{}: added_tokens_decoder: id {id} is {found:?}, here it is {expected}; \
-         copy {CONFIG_FILE} and {VOCABULARY_FILE} from one release",
-        path.display()
-    )]
-    Disagrees {
-        /// The file.
-        path: PathBuf,
-        /// The id, as written.
-        id: String,
-        /// Its name in the file.
-        found: String,
-        /// Its name by specification 5.4.
-        expected: String,
-    },
-    /// The split pattern failed.
-    #[error("the split pattern: {0}")]
-    Pattern(#[from] Box<fancy_regex::Error>),
-}
-
-/// What markers such as `<|open|>` in a text are.
+/// What the text of a special token means in text to encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
-    /// Ordinary text. The choice for all text that others wrote: it cannot imitate the structure of a conversation.
+    /// Ordinary text: for everything that people or documents wrote.
     AsText,
-    /// The special tokens of that name.
+    /// The special token: for text that a program composed.
     Recognized,
 }
 
-/// A vocabulary with its special tokens and split pattern.
+/// A vocabulary with its special tokens, ready to encode and decode.
+///
+/// Ids are `0..base` in the order of the vocabulary file, then 256 special ones.
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     specials: SpecialTokens,
-    pattern: Regex,
-}
-
-/// The size only: the tables are megabytes.
-impl fmt::Debug for Tokenizer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let vocab_size = self.vocab_size();
-        f.debug_struct("Tokenizer")
-            .field("vocab_size", &vocab_size)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Tokenizer {
-    /// Read `tiktoken.model` from `dir`, and check `tokenizer_config.json` against it where there is one.
+    /// Read `tiktoken.model` in `dir`, and compare with `tokenizer_config.json` if there is one.
     ///
     /// # Errors
-    /// [`TokenizerError::Missing`] if there is no vocabulary file; others if a file cannot be read, is damaged, or the two
-    /// disagree on a special token.
+    /// [`TokenizerError::Missing`] if there is no vocabulary; otherwise if a file cannot be read, a line is wrong, or the two
+    /// files disagree.
     pub fn open(dir: &Path) -> Result<Self, TokenizerError> {
         let path = dir.join(VOCABULARY_FILE);
-        let Some(text) = read(&path)? else {
+        let Some(file) = read_if_present(&path)? else {
             return Err(TokenizerError::Missing { path });
         };
-        let tokenizer = Self::parse(&text, &path)?;
+        let tokenizer = Self::parse_as(&path, &file)?;
         let path = dir.join(CONFIG_FILE);
-        if let Some(text) = read(&path)? {
-            tokenizer.specials.check_config(&text, &path)?;
+        if let Some(json) = read_if_present(&path)? {
+            tokenizer.specials.check_config(&path, &json)?;
         }
         Ok(tokenizer)
     }
 
-    /// Make a tokenizer of the bytes of a vocabulary file; `path` is for errors only.
+    /// A tokenizer from the bytes of a `tiktoken.model`.
     ///
     /// # Errors
-    /// If a line is not base64, a space and a rank; ranks are not dense and unique; a token is empty or comes twice; a single
-    /// byte is no token.
-    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, TokenizerError> {
-        let vocabulary = Vocabulary::parse(bytes, path)?;
-        let lines = vocabulary.len();
-        let specials = SpecialTokens::after(lines).ok_or_else(|| TokenizerError::TooMany {
-            path: path.to_owned(),
-            lines,
-        })?;
-        let pattern = split::pattern().map_err(Box::new)?;
+    /// If a line is malformed, the ranks are not dense, a token is there twice, or a single byte is missing.
+    pub fn parse(file: &[u8]) -> Result<Self, TokenizerError> {
+        Self::parse_as(Path::new(VOCABULARY_FILE), file)
+    }
+
+    fn parse_as(path: &Path, file: &[u8]) -> Result<Self, TokenizerError> {
+        let vocabulary = Vocabulary::parse(path, file)?;
+        let too_large = |_| TokenizerError::TooLarge {
+            path: PathBuf::from(path),
+            bytes: file.len(),
+        };
+        let base = u32::try_from(vocabulary.len()).map_err(too_large)?;
         Ok(Self {
             vocabulary,
-            specials,
-            pattern,
+            specials: SpecialTokens::after(base),
         })
     }
 
-    /// Number of ids, special tokens included.
+    /// Number of ids: ordinary and special tokens. The model's vocabulary must be of this size.
     pub fn vocab_size(&self) -> usize {
-        self.vocabulary.len() + self.specials.len()
+        self.vocabulary.len() + NUM_SPECIALS as usize
     }
 
-    /// The id of a special token by its name, `[EOS]` for instance.
-    pub fn special_id(&self, name: &str) -> Option<u32> {
-        self.specials.id(name)
-    }
-
-    /// The bytes of a token, of a special token its name; none for an id outside the vocabulary.
-    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
-        let special = || self.specials.name(id).map(str::as_bytes);
-        self.vocabulary.token(id as usize).or_else(special)
-    }
-
-    /// The ids of a text; no begin or end token is added. The bytes of the ids, one after another, are the text.
+    /// The ids of `text`. No special token is added at either end.
+    ///
+    /// The official limits hold, stretch by stretch of valid UTF-8: slices of 400,000 code points, and runs of white space or of
+    /// anything else cut every 25,000. Markers of special tokens are searched first, so that no limit cuts one in two.
     ///
     /// # Errors
-    /// If the pattern gives up on a piece, which the outer cuts keep from happening.
-    pub fn encode(&self, text: &[u8], specials: Specials) -> Result<Vec<u32>, TokenizerError> {
-        Ok(self.encode_counting(text, specials)?.0)
-    }
-
-    /// The ids, and how many vocabulary lookups they took.
-    fn encode_counting(
-        &self,
-        text: &[u8],
-        specials: Specials,
-    ) -> Result<(Vec<u32>, usize), TokenizerError> {
-        let mut ids = Vec::new();
-        let mut lookups = 0;
+    /// If the regular expression gives up, for which no text is known.
+    pub fn encode(&self, text: &[u8], specials: Specials) -> Result<Vec<u32>, EncodeError> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut merger = Merger::default();
         let mut rest = text;
         if specials == Specials::Recognized {
-            while let Some((start, len, id)) = self.specials.find(rest) {
-                let (before, marker) = rest.split_at(start);
-                lookups += self.encode_ordinary(before, &mut ids)?;
+            while let Some((at, len, id)) = self.specials.find(rest) {
+                self.encode_ordinary(&mut merger, &rest[..at], &mut ids)?;
                 ids.push(id);
-                rest = marker.get(len..).unwrap_or_default();
+                rest = &rest[at + len..];
             }
         }
-        lookups += self.encode_ordinary(rest, &mut ids)?;
-        Ok((ids, lookups))
+        self.encode_ordinary(&mut merger, rest, &mut ids)?;
+        Ok(ids)
     }
 
-    /// Append the ids of text without markers; returns the lookups.
-    fn encode_ordinary(&self, text: &[u8], ids: &mut Vec<u32>) -> Result<usize, TokenizerError> {
-        let mut lookups = 0;
-        let mut invalid = Vec::new();
+    fn encode_ordinary(
+        &self,
+        merger: &mut Merger,
+        text: &[u8],
+        ids: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        // `text[invalid..at]` is the run of invalid bytes being gathered; a chunk ends after at most 3 of them.
+        let (mut invalid, mut at) = (0, 0);
         for chunk in text.utf8_chunks() {
             if !chunk.valid().is_empty() {
-                lookups += self.encode_invalid(&mut invalid, ids);
-                lookups += self.encode_valid(chunk.valid(), ids)?;
+                self.encode_run(merger, &text[invalid..at], ids);
+                split(chunk.valid(), |piece| {
+                    merger.encode(&self.vocabulary, piece.as_bytes(), ids);
+                })?;
+                at += chunk.valid().len();
+                invalid = at;
             }
-            invalid.extend_from_slice(chunk.invalid());
+            at += chunk.invalid().len();
         }
-        Ok(lookups + self.encode_invalid(&mut invalid, ids))
+        self.encode_run(merger, &text[invalid..], ids);
+        Ok(())
     }
 
-    /// Append the ids of a run of bytes that are not UTF-8, and empty it.
-    fn encode_invalid(&self, run: &mut Vec<u8>, ids: &mut Vec<u32>) -> usize {
-        let lookups = merge::encode_piece(&self.vocabulary, run, ids);
-        run.clear();
-        lookups
+    fn encode_run(&self, merger: &mut Merger, invalid: &[u8], ids: &mut Vec<u32>) {
+        if !invalid.is_empty() {
+            merger.encode(&self.vocabulary, invalid, ids);
+        }
     }
 
-    fn encode_valid(&self, text: &str, ids: &mut Vec<u32>) -> Result<usize, TokenizerError> {
-        let mut lookups = 0;
-        for cut in split::outer_cuts(text) {
-            let slice = &text[cut];
-            let mut end = 0;
-            for piece in self.pattern.find_iter(slice) {
-                let piece = piece.map_err(Box::new)?;
-                debug_assert_eq!(piece.start(), end, "the alternatives cover every character");
-                end = piece.end();
-                lookups += merge::encode_piece(&self.vocabulary, piece.as_str().as_bytes(), ids);
-            }
-            debug_assert_eq!(end, slice.len(), "the alternatives cover every character");
-        }
-        Ok(lookups)
+    /// The bytes of a token, special ones included; not always UTF-8. `None` if there is no such id.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.vocabulary
+            .token(id)
+            .or_else(|| self.specials.name(id).map(str::as_bytes))
+    }
+
+    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD as in [`String::from_utf8_lossy`], and so does an id that
+    /// there is no token for.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids
+            .iter()
+            .flat_map(|&id| self.bytes_or_replacement(id))
+            .copied()
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn bytes_or_replacement(&self, id: u32) -> &[u8] {
+        self.token_bytes(id).unwrap_or("\u{FFFD}".as_bytes())
+    }
+
+    /// The id of a special token by its text, such as `<|end_of_msg|>`.
+    pub fn special_id(&self, name: &str) -> Option<u32> {
+        self.specials.id(name.as_bytes())
+    }
+
+    /// The text of a special token; `None` for any other id.
+    pub fn special_name(&self, id: u32) -> Option<&str> {
+        self.specials.name(id)
+    }
+
+    /// The id of `[EOS]`, the end of a raw completion. (A conversation ends with the id that the model's configuration names.)
+    pub fn eos_id(&self) -> u32 {
+        self.specials.eos()
     }
 }
 
-/// A whole file, or none where there is none.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
+fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -258,6 +192,3 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
         }),
     }
 }
-
-#[cfg(test)]
-mod tests;

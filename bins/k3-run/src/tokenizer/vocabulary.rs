@@ -1,119 +1,163 @@
-//! The vocabulary file: a token a line, base64 of its bytes, a space, its rank. Source: specification 5.1.
+//! The vocabulary: token bytes by id, and id by token bytes.
+//!
+//! All tokens lie in one buffer, and the hash table holds ids only, so that 163,584 tokens take about 4 MB and not 15.
 
-use std::{collections::HashMap, ops::Range, path::Path};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    path::Path,
+};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use hashbrown::{HashTable, hash_table::Entry};
 
-use super::TokenizerError;
+use super::error::{LineProblem, TokenizerError};
 
-/// Byte strings of the ordinary tokens by rank, which is their id, and back.
+/// Where a token lies in the buffer.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    start: u32,
+    len: u32,
+}
+
+/// Byte strings numbered from zero, each number used and no string twice.
 pub(super) struct Vocabulary {
-    /// Tokens one after another by rank.
     bytes: Vec<u8>,
-    /// End of each token in `bytes`.
-    ends: Vec<usize>,
-    ranks: HashMap<Box<[u8]>, u32>,
+    spans: Vec<Span>,
+    by_bytes: HashTable<u32>,
+    hasher: RandomState,
     longest: usize,
 }
 
 impl Vocabulary {
-    /// Read a vocabulary; `path` is for errors only.
+    /// Read the lines of a `tiktoken.model`: base64 token, space, rank (specification 5.1), in any order.
     ///
     /// # Errors
-    /// If a line is not of the format, ranks are not dense and unique, a token is empty or comes twice, or one of the 256 single
-    /// bytes is no token.
-    pub(super) fn parse(text: &[u8], path: &Path) -> Result<Self, TokenizerError> {
-        let bad = |line: usize, what: String| TokenizerError::Line {
-            path: path.to_owned(),
-            line: line + 1,
-            what,
-        };
-        let text = text.strip_suffix(b"\n").unwrap_or(text);
-        let lines: Vec<&[u8]> = text.split(|&b| b == b'\n').collect();
-        // Line and token by rank: every rank is below the number of lines and taken once, so all are there.
-        let mut by_rank: Vec<Option<(usize, Vec<u8>)>> = vec![None; lines.len()];
-        for (line, text) in lines.iter().enumerate() {
-            let (token, rank) = parse_line(text).map_err(|what| bad(line, what))?;
-            let count = lines.len();
-            let slot = by_rank.get_mut(rank as usize).ok_or_else(|| {
-                bad(
-                    line,
-                    format!("rank {rank} is not below the number of lines, {count}"),
-                )
-            })?;
-            if let Some((first, _)) = slot {
-                return Err(bad(
-                    line,
-                    format!("rank {rank} was on line {} already", *first + 1),
-                ));
-            }
-            *slot = Some((line, token));
+    /// If a line is malformed, the ranks are not dense, a token is there twice, or a single byte is missing.
+    pub(super) fn parse(path: &Path, file: &[u8]) -> Result<Self, TokenizerError> {
+        if u32::try_from(file.len()).is_err() {
+            return Err(TokenizerError::TooLarge {
+                path: path.to_owned(),
+                bytes: file.len(),
+            });
         }
+        let body = file.strip_suffix(b"\n").unwrap_or(file);
+        let num_lines = if body.is_empty() {
+            0
+        } else {
+            body.split(|&byte| byte == b'\n').count()
+        };
         let mut vocabulary = Self {
-            bytes: Vec::with_capacity(text.len()),
-            ends: Vec::with_capacity(lines.len()),
-            ranks: HashMap::with_capacity(lines.len()),
+            bytes: Vec::with_capacity(file.len() / 2),
+            spans: vec![Span::default(); num_lines],
+            by_bytes: HashTable::with_capacity(num_lines),
+            hasher: RandomState::new(),
             longest: 0,
         };
-        for ((line, token), rank) in by_rank.into_iter().flatten().zip(0u32..) {
-            vocabulary.bytes.extend_from_slice(&token);
-            vocabulary.ends.push(vocabulary.bytes.len());
-            vocabulary.longest = vocabulary.longest.max(token.len());
-            if let Some(first) = vocabulary.ranks.insert(token.into(), rank) {
-                let what = format!("rank {rank} has the same token as rank {first}");
-                return Err(bad(line, what));
+        for (index, line) in body
+            .split(|&byte| byte == b'\n')
+            .take(num_lines)
+            .enumerate()
+        {
+            vocabulary
+                .add_line(line)
+                .map_err(|problem| TokenizerError::Line {
+                    path: path.to_owned(),
+                    line: index + 1,
+                    problem,
+                })?;
+        }
+        vocabulary.bytes.shrink_to_fit();
+        for byte in 0..=u8::MAX {
+            if vocabulary.id(&[byte]).is_none() {
+                return Err(TokenizerError::MissingByte {
+                    path: path.to_owned(),
+                    byte,
+                });
             }
         }
-        match (0..=255u8).find(|&byte| vocabulary.rank(&[byte]).is_none()) {
-            Some(byte) => Err(TokenizerError::NoByte {
-                path: path.to_owned(),
-                byte,
-            }),
-            None => Ok(vocabulary),
+        Ok(vocabulary)
+    }
+
+    fn add_line(&mut self, line: &[u8]) -> Result<(), LineProblem> {
+        let line = str::from_utf8(line).map_err(|_| LineProblem::Shape)?;
+        let (token, rank) = line.split_once(' ').ok_or(LineProblem::Shape)?;
+        // `u32::from_str` would take a leading plus sign.
+        if rank.is_empty() || !rank.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(LineProblem::Rank);
+        }
+        let rank: u32 = rank.parse().map_err(|_| LineProblem::Rank)?;
+        let start = self.bytes.len();
+        BASE64_STANDARD
+            .decode_vec(token, &mut self.bytes)
+            .map_err(|_| LineProblem::Base64)?;
+        let token = &self.bytes[start..];
+        if token.is_empty() {
+            return Err(LineProblem::Empty);
+        }
+        self.longest = self.longest.max(token.len());
+        let lines = self.spans.len();
+        let span = self
+            .spans
+            .get_mut(rank as usize)
+            .ok_or(LineProblem::NotDense { rank, lines })?;
+        if span.len != 0 {
+            return Err(LineProblem::RankTwice(rank));
+        }
+        // Decoded tokens are shorter than the file, whose length fits in 32 bits.
+        *span = Span {
+            start: u32::try_from(start).map_err(|_| LineProblem::Shape)?,
+            len: u32::try_from(token.len()).map_err(|_| LineProblem::Shape)?,
+        };
+        self.index(rank)
+    }
+
+    fn index(&mut self, rank: u32) -> Result<(), LineProblem> {
+        let Self {
+            bytes,
+            spans,
+            by_bytes,
+            hasher,
+            ..
+        } = self;
+        let token_of = |rank: u32| slice(bytes, spans[rank as usize]);
+        let token = token_of(rank);
+        match by_bytes.entry(
+            hasher.hash_one(token),
+            |&other| token_of(other) == token,
+            |&other| hasher.hash_one(token_of(other)),
+        ) {
+            Entry::Occupied(other) => Err(LineProblem::TokenTwice(*other.get())),
+            Entry::Vacant(place) => {
+                place.insert(rank);
+                Ok(())
+            }
         }
     }
 
     /// Number of tokens.
     pub(super) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// The rank of a token of exactly these bytes.
-    pub(super) fn rank(&self, bytes: &[u8]) -> Option<u32> {
-        if bytes.len() > self.longest {
-            return None;
-        }
-        self.ranks.get(bytes).copied()
+        self.spans.len()
     }
 
     /// The bytes of a token.
-    pub(super) fn token(&self, rank: usize) -> Option<&[u8]> {
-        let end = *self.ends.get(rank)?;
-        let start = match rank.checked_sub(1) {
-            Some(before) => *self.ends.get(before)?,
-            None => 0,
-        };
-        self.bytes.get(Range { start, end })
+    pub(super) fn token(&self, id: u32) -> Option<&[u8]> {
+        let span = self.spans.get(id as usize)?;
+        Some(slice(&self.bytes, *span))
+    }
+
+    /// The id of the token with these bytes. Takes constant time: what is longer than any token is not looked at.
+    pub(super) fn id(&self, token: &[u8]) -> Option<u32> {
+        if token.len() > self.longest {
+            return None;
+        }
+        self.by_bytes
+            .find(self.hasher.hash_one(token), |&id| {
+                slice(&self.bytes, self.spans[id as usize]) == token
+            })
+            .copied()
     }
 }
 
-fn parse_line(line: &[u8]) -> Result<(Vec<u8>, u32), String> {
-    let what = || {
-        format!(
-            "{:?} is not base64, a space and a rank",
-            String::from_utf8_lossy(line)
-        )
-    };
-    let space = line.iter().position(|&b| b == b' ').ok_or_else(what)?;
-    let (token, rank) = line.split_at(space);
-    let token = STANDARD.decode(token).map_err(|_| what())?;
-    if token.is_empty() {
-        return Err("the token is empty".to_owned());
-    }
-    // Digits only: the parser of integers would also take a plus sign.
-    let digits = rank.get(1..).filter(|d| d.iter().all(u8::is_ascii_digit));
-    let digits = digits
-        .and_then(|d| std::str::from_utf8(d).ok())
-        .ok_or_else(what)?;
-    Ok((token, digits.parse().map_err(|_| what())?))
+fn slice(bytes: &[u8], span: Span) -> &[u8] {
+    &bytes[span.start as usize..][..span.len as usize]
 }

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::k3_shared::{
+use super::shared::{
     config::{Config, Mlp},
     ids::{ExpertId, ExpertIdx},
     names::{Dtype, ExpertTensor, LayerTensor, TOP_TENSORS, TensorRole, layer_tensors},
