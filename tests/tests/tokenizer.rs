@@ -29,10 +29,7 @@ fn encode_specials(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 fn hex_sha256(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    k3_shared::checkpoint::hex(Sha256::digest(bytes))
 }
 
 #[test]

@@ -99,6 +99,10 @@ pub struct OutputArgs {
 
 /// How to compute.
 #[derive(Debug, Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the command line"
+)]
 pub struct EngineArgs {
     /// Run the whole prefix again for every token, to check the incremental path.
     #[arg(long)]

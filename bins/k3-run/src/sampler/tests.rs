@@ -1,3 +1,4 @@
+#![expect(clippy::float_cmp, reason = "ties are ties of equal bits")]
 use proptest::prelude::*;
 
 use super::*;
