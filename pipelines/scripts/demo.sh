@@ -39,7 +39,7 @@ title 'The text (of random weights, so it means nothing)'
 printf '%s%s\n' "$prompt" "$(cat "$d/run.txt")"
 
 title 'The report'
-say "$d/run.json: read $(human "$(json_number "$d/run.json" bytes_requested)"), peak memory" \
+say "$d/run.json: read $(human "$(json_total "$d/run.json" bytes_requested)"), peak memory" \
     "$(human "$(json_number "$d/run.json" peak_rss_bytes)") of $(human "$(json_number "$d/run.json" planned_peak_bytes)") planned"
 cmp -s "$d/resident.txt" "$d/run.txt" || fail "the text depends on the budget: compare $d/resident.txt and $d/run.txt"
 say 'The two budgets gave the same text.'

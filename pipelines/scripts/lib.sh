@@ -85,9 +85,19 @@ disk_bytes() {
     du -sk "$1" | awk '{ printf "%.0f\n", $1 * 1024 }'
 }
 
-# json_number FILE KEY: the first number under this key. Our JSON has one member a line, the outermost first.
+# Numbers under a key, in the file's order. Our JSON has one member a line.
+json_numbers() {
+    values=$(sed -n 's/^ *"'"$2"'": *\([0-9][0-9.e+-]*\),\{0,1\}$/\1/p' "$1")
+    [ -n "$values" ] || die "$1: no number \"$2\""
+    say "$values"
+}
+
+# json_number FILE KEY: the first number under this key, the outermost where the key is also in a nested list.
 json_number() {
-    value=$(sed -n 's/^ *"'"$2"'": *\([0-9][0-9.e+-]*\),\{0,1\}$/\1/p' "$1" | sed 1q)
-    [ -n "$value" ] || die "$1: no number \"$2\""
-    say "$value"
+    json_numbers "$1" "$2" | sed 1q
+}
+
+# json_total FILE KEY: the last; in a report of k3-run, "totals" follow the steps.
+json_total() {
+    json_numbers "$1" "$2" | sed '$!d'
 }

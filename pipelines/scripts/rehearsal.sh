@@ -105,6 +105,6 @@ stage simcache k3-simcache -q "$d/run.trace" --capacity 8G,32G,128G -o "$d/simca
 print_table
 say ''
 say "on disk: checkpoint $(human "$(disk_bytes "$d/model")"), trunk $(human "$(disk_bytes "$d/trunk")")"
-say "run read $(human "$(json_number "$d/run.json" bytes_requested | tail -n 1)") in the first step; all steps are in $d/run.json"
+say "run read $(human "$(json_total "$d/run.json" bytes_requested)") for $GEN tokens; step by step in $d/run.json"
 [ -z "$problems" ] || fail "$problems"
 say 'Counts and sizes are those of the release, and every stage stayed inside its limit.'
