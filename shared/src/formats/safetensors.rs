@@ -111,7 +111,7 @@ impl<'a> Header<'a> {
 
     /// Parse and check a header.
     ///
-    /// `bytes` is the file's beginning up to the data (as [`read`] leaves it), `file_bytes` the size of the whole file, `file`
+    /// `bytes` is the file's beginning up to the data (as [`map_header`] leaves it), `file_bytes` the size of the whole file, `file`
     /// its name for messages.
     ///
     /// # Errors
