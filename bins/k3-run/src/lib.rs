@@ -1,7 +1,7 @@
 //! Generates tokens from a plan, a trunk and the experts in the shards.
 //!
 //! [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights from disk,
-//! [`engine`] opens a plan, [`generate`] runs it.
+//! [`engine`] opens a plan, [`mod@generate`] runs it.
 
 pub mod cli;
 pub mod engine;
