@@ -57,9 +57,10 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     let plan = read_plan(cli.plan.as_deref())?;
     let prompt = Prompt::open(cli, &plan.model_dir)?;
     let options = engine_options(cli, Arc::clone(&interrupt))?;
+    observe::check_writable(&cli.outputs)?;
     let mut engine = match Engine::open(plan, &options) {
         Ok(engine) => engine,
-        Err(error @ EngineError::Refused { .. }) => {
+        Err(error) if error.is_mismatch() => {
             log::error!("{error}");
             return Ok(Outcome::Negative);
         }
@@ -319,6 +320,7 @@ fn finish(
     }
     log::info!("{}", report.summary());
     match (generated.finish, generated.error) {
+        (Finish::Interrupted, Some(generate::GenerateError::Output(_))) => Ok(Outcome::Done),
         (Finish::Interrupted, _) => Ok(Outcome::Interrupted(u8::try_from(signal).unwrap_or(2))),
         (Finish::Error, Some(generate::GenerateError::Output(error))) => Err(error.into()),
         (Finish::Error, error) => {

@@ -71,6 +71,8 @@ pub struct StepReads {
 /// How the store is laid out: what a plan decided.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
+    /// The checkpoint folder, for the command that repairs a tile.
+    pub model_dir: PathBuf,
     /// Tiles that stay in memory.
     pub pinned: TileSet,
     /// Slots of the ring.
