@@ -4,6 +4,7 @@ cd "$(dirname "$0")/../.." || exit 2
 . pipelines/scripts/lib.sh
 . pipelines/scripts/python.sh
 
+MODEL=${MODEL#"$root"/}
 [ -f "$MODEL/config.json" ] || die "$MODEL: no config.json; MODEL is a checkpoint folder"
 d=$WORK/conform/$(basename "$MODEL")
 # The trunk is what the checkpoint holds less experts and embedding; a dump is small beside it.
