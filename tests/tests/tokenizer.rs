@@ -76,7 +76,7 @@ fn a_vocabulary_that_was_there_is_not_overwritten() {
 }
 
 #[test]
-fn the_tiny_vocabulary_gives_the_specified_ids() {
+fn row_49_the_tiny_vocabulary_gives_the_specified_ids() {
     let tokenizer = tiny_tokenizer();
     for (text, ids) in [
         ("hello world", &[317, 315][..]),

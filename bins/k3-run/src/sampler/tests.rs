@@ -61,7 +61,7 @@ fn temperature_zero_takes_the_lowest_id_of_the_highest_logit() {
 }
 
 #[test]
-fn a_logit_that_is_not_finite_is_an_error_naming_its_token() {
+fn row_46_a_logit_that_is_not_finite_is_an_error_naming_its_token() {
     for temperature in [0.0, 1.0] {
         let mut sampler = Sampler::new(temperature, 1.0, 7).unwrap();
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
