@@ -4,7 +4,7 @@ use std::{
     error::Error,
     fmt::Display,
     fs, io,
-    io::{IsTerminal as _, Write as _},
+    io::{IsTerminal as _, Seek as _, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -103,6 +103,20 @@ impl AtomicFile {
             target: target.to_owned(),
             file: io::BufWriter::new(file),
         })
+    }
+
+    /// Keep only the first `len` bytes of what was written.
+    ///
+    /// # Errors
+    /// If what is buffered cannot be written, or the file cannot be cut.
+    pub fn truncate(&mut self, len: u64) -> io::Result<()> {
+        let cut = |file: &mut io::BufWriter<tempfile::NamedTempFile>| {
+            file.flush()?;
+            file.get_ref().as_file().set_len(len)?;
+            file.seek(io::SeekFrom::Start(len)).map(|_| ())
+        };
+        cut(&mut self.file)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.target.display())))
     }
 
     /// Sync, rename over the target, sync the folder.
@@ -245,6 +259,12 @@ mod tests {
         assert_eq!(fs::read(&target).unwrap(), b"old");
         write_atomic(&target, b"new").unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"new");
+        let mut file = AtomicFile::create(&target).unwrap();
+        file.write_all(b"whole, cut").unwrap();
+        file.truncate(5).unwrap();
+        file.write_all(b"!").unwrap();
+        file.commit().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"whole!");
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
             1,

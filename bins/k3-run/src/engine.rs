@@ -58,6 +58,20 @@ pub enum EngineError {
     Environment(String),
 }
 
+impl EngineError {
+    /// Whether the files are there but the answer is no: the plan is refused, or they are not the whole they were planned as.
+    pub fn is_mismatch(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { .. }
+                | Self::Trunk(TrunkError::Invalid { .. })
+                | Self::Checkpoint(
+                    CheckpointError::Problems { .. } | CheckpointError::NotABlock { .. }
+                )
+        )
+    }
+}
+
 /// How to run a plan; nothing here changes a bit, except `mla_norm_eps` and `nan_scales`.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -128,12 +142,14 @@ impl Engine {
             .parse()
             .map_err(|e: k3_shared::cache::CacheError| EngineError::Environment(e.to_string()))?;
         let store_options = StoreOptions {
+            model_dir: plan.model_dir.clone(),
             pinned: checked.choice.pinned.clone(),
             ring_slots: checked.stream_slots,
             ring_slot_bytes: usize::try_from(checked.stream_slot_bytes).unwrap_or(usize::MAX),
             expert_slots: plan.expert_slots,
             policy,
             queue_depth: plan.queue_depth,
+            read_bytes: usize::try_from(plan.read_bytes).unwrap_or(usize::MAX),
             mode: options.mode,
             verify: options.verify,
             expert_digests: digests,

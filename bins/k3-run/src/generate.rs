@@ -58,12 +58,13 @@ pub enum GenerateError {
 }
 
 impl GenerateError {
-    /// Whether a signal, not a fault, ended the run.
+    /// Whether a signal or a reader that has had all it wanted, not a fault, ended the run.
     pub fn is_interrupt(&self) -> bool {
-        matches!(
-            self,
-            Self::Model(ModelError::Source(SourceError::Interrupted))
-        )
+        match self {
+            Self::Model(ModelError::Source(SourceError::Interrupted)) => true,
+            Self::Output(error) => error.kind() == std::io::ErrorKind::BrokenPipe,
+            _ => false,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Generates tokens from a plan, a trunk and the experts in the shards.
 //!
 //! [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights from disk,
-//! [`engine`] opens a plan, [`generate`] runs it.
+//! [`engine`] opens a plan, [`mod@generate`] runs it.
 
 pub mod cli;
 pub mod engine;
@@ -57,9 +57,10 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     let plan = read_plan(cli.plan.as_deref())?;
     let prompt = Prompt::open(cli, &plan.model_dir)?;
     let options = engine_options(cli, Arc::clone(&interrupt))?;
+    observe::check_writable(&cli.outputs)?;
     let mut engine = match Engine::open(plan, &options) {
         Ok(engine) => engine,
-        Err(error @ EngineError::Refused { .. }) => {
+        Err(error) if error.is_mismatch() => {
             log::error!("{error}");
             return Ok(Outcome::Negative);
         }
@@ -319,6 +320,7 @@ fn finish(
     }
     log::info!("{}", report.summary());
     match (generated.finish, generated.error) {
+        (Finish::Interrupted, Some(generate::GenerateError::Output(_))) => Ok(Outcome::Done),
         (Finish::Interrupted, _) => Ok(Outcome::Interrupted(u8::try_from(signal).unwrap_or(2))),
         (Finish::Error, Some(generate::GenerateError::Output(error))) => Err(error.into()),
         (Finish::Error, error) => {

@@ -6,9 +6,10 @@ use std::{
     time::Instant,
 };
 
+use anyhow::{Context as _, bail};
 use indicatif::ProgressBar;
 use k3_shared::{
-    formats::trace::{Mode, TraceError, TraceHeader, TraceRecord, TraceRow, TraceWriter},
+    formats::trace::{Mode, TraceHeader, TraceRecord, TraceRow, TraceWriter},
     ids::LayerIdx,
     term::AtomicFile,
 };
@@ -74,10 +75,35 @@ pub struct ScoreLine {
     pub rank: usize,
 }
 
+/// See that every output file can be made, before hours are spent on what goes into it.
+///
+/// # Errors
+/// If one names a folder, or lies where nothing can be written.
+pub fn check_writable(outputs: &OutputArgs) -> anyhow::Result<()> {
+    let files = [
+        ("--json", &outputs.json),
+        ("--trace", &outputs.trace),
+        ("--dump-logits", &outputs.dump_logits),
+        ("--dump-hidden", &outputs.dump_hidden),
+        ("--score", &outputs.score),
+    ];
+    for (flag, path) in files {
+        let Some(path) = path else { continue };
+        if path.is_dir() {
+            bail!("{flag} {}: is a folder; name a file", path.display());
+        }
+        AtomicFile::create(path).with_context(|| format!("{flag} {}", path.display()))?;
+    }
+    Ok(())
+}
+
 /// An output file and where it goes.
 struct Sink {
     path: PathBuf,
     file: AtomicFile,
+    /// Bytes written, and how many of them belong to steps that ended.
+    bytes: u64,
+    whole_bytes: u64,
 }
 
 impl Sink {
@@ -86,6 +112,8 @@ impl Sink {
             Ok(Self {
                 path: path.to_owned(),
                 file: AtomicFile::create(path)?,
+                bytes: 0,
+                whole_bytes: 0,
             })
         };
         path.map(create).transpose()
@@ -100,8 +128,17 @@ impl Sink {
             let written = self.file.write_all(&bytes[..4 * values.len()]);
             written
                 .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))?;
+            self.bytes += 4 * values.len() as u64;
         }
         Ok(())
+    }
+
+    /// Put the file in its place, without what a dropped step left in it.
+    fn commit(mut self) -> io::Result<()> {
+        if self.whole_bytes < self.bytes {
+            self.file.truncate(self.whole_bytes)?;
+        }
+        self.file.commit()
     }
 }
 
@@ -116,6 +153,8 @@ pub struct RunObserver {
     num_rows: usize,
     num_layers: usize,
     trace: Option<TraceWriter<AtomicFile>>,
+    /// Records of the step in progress: a dropped step leaves none.
+    routed: Vec<TraceRecord>,
     dump_logits: Option<Sink>,
     dump_hidden: Option<Sink>,
     score: Option<Scores>,
@@ -160,6 +199,7 @@ impl RunObserver {
             num_rows: 0,
             num_layers,
             trace,
+            routed: Vec::new(),
             dump_logits: Sink::create(outputs.dump_logits.as_deref())?,
             dump_hidden: Sink::create(outputs.dump_hidden.as_deref())?,
             score: outputs.score.as_ref().map(|path| Scores {
@@ -195,7 +235,7 @@ impl RunObserver {
             );
         }
         for sink in [self.dump_logits, self.dump_hidden].into_iter().flatten() {
-            keep(sink.file.commit().map_err(Into::into));
+            keep(sink.commit().map_err(Into::into));
         }
         if let Some(score) = self.score {
             keep(score.write());
@@ -280,7 +320,9 @@ impl Observer for RunObserver {
     }
 
     fn routed(&mut self, layer: LayerIdx, routings: &[Routing]) {
-        let Some(trace) = &mut self.trace else { return };
+        if self.trace.is_none() {
+            return;
+        }
         let position = |row: usize| u32::try_from(self.position + row).unwrap_or(u32::MAX);
         let record = TraceRecord {
             step: self.step,
@@ -294,10 +336,7 @@ impl Observer for RunObserver {
                 .collect(),
             experts: routings.iter().flat_map(|r| &r.experts).copied().collect(),
         };
-        let written = trace
-            .write(&record)
-            .map_err(|error: TraceError| io::Error::other(error));
-        self.note(written);
+        self.routed.push(record);
     }
 
     fn hidden(&mut self, _: LayerIdx, stream: &[f32]) {
@@ -331,6 +370,7 @@ impl StepObserver for RunObserver {
         self.num_rows = rows.ids.len();
         self.output = output;
         self.began = Instant::now();
+        self.routed.clear();
         debug_assert_eq!(self.logits.len(), self.vocab_size);
         if output == Output::All
             && let Some(score) = &mut self.score
@@ -345,12 +385,24 @@ impl StepObserver for RunObserver {
         {
             score.end(self.position)?;
         }
+        if let Some(trace) = &mut self.trace {
+            for record in self.routed.drain(..) {
+                trace.write(&record).map_err(io::Error::other)?;
+            }
+        }
+        if let Some(sink) = &mut self.dump_hidden {
+            sink.whole_bytes = sink.bytes;
+        }
         self.failed.take().map_or(Ok(()), Err)
     }
 
     fn generated(&mut self) -> io::Result<()> {
         match &mut self.dump_logits {
-            Some(sink) => sink.write_f32(&self.logits),
+            Some(sink) => {
+                sink.write_f32(&self.logits)?;
+                sink.whole_bytes = sink.bytes;
+                Ok(())
+            }
             None => Ok(()),
         }
     }

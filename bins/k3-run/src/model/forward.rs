@@ -384,7 +384,7 @@ fn output_rows(segments: &[Segment<'_>], output: Output) -> Vec<usize> {
     let ranges = row_ranges(segments).into_iter();
     match output {
         Output::None => Vec::new(),
-        Output::Last => ranges.filter_map(|r| r.last()).collect(),
+        Output::Last => ranges.filter_map(Iterator::last).collect(),
         Output::All => ranges.flatten().collect(),
     }
 }

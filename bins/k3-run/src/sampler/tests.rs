@@ -1,3 +1,4 @@
+#![expect(clippy::float_cmp, reason = "ties are ties of equal bits")]
 use proptest::prelude::*;
 
 use super::*;
@@ -32,13 +33,13 @@ fn plain_rule(logits: &[f32], temperature: f64, top_p: f64, draw: f64) -> u32 {
 
 fn plain_score(target: u32, logits: &[f32]) -> (u32, f64, usize) {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let argmax = logits.iter().position(|&l| l == highest).unwrap();
+    let argmax = logits.iter().position(|&l| l >= highest).unwrap();
     let sum: f64 = logits
         .iter()
         .map(|&l| (f64::from(l) - f64::from(highest)).exp())
         .sum();
     let logit = logits[target as usize];
-    let ahead = |(id, &l): (usize, &f32)| l > logit || (l == logit && id < target as usize);
+    let ahead = |(id, &l): (usize, &f32)| l > logit || (l >= logit && id < target as usize);
     let rank = logits.iter().enumerate().filter(|&x| ahead(x)).count();
     let logprob = f64::from(logit) - f64::from(highest) - sum.ln();
     (u32::try_from(argmax).unwrap(), logprob, rank)

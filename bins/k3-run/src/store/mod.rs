@@ -71,6 +71,8 @@ pub struct StepReads {
 /// How the store is laid out: what a plan decided.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
+    /// The checkpoint folder, for the command that repairs a tile.
+    pub model_dir: PathBuf,
     /// Tiles that stay in memory.
     pub pinned: TileSet,
     /// Slots of the ring.
@@ -83,6 +85,8 @@ pub struct StoreOptions {
     pub policy: PolicyKind,
     /// Reads in flight, each on a thread of its own.
     pub queue_depth: usize,
+    /// The most asked of one read call.
+    pub read_bytes: usize,
     /// Direct or buffered reads.
     pub mode: Mode,
     /// When to check digests.
@@ -114,7 +118,7 @@ impl Store {
         options: &StoreOptions,
     ) -> Result<Self, SourceError> {
         let readers = Arc::new(Readers::start(options.queue_depth)?);
-        let mut files = Files::new(options.mode);
+        let mut files = Files::new(options);
         let stream = TrunkStream::open(trunk, options, &mut files, Arc::clone(&readers))?;
         let experts = ExpertSlots::open(checkpoint, num_layers, options, &mut files, readers)?;
         let embedding = Embedding::open(checkpoint, &mut files)?;
@@ -188,14 +192,16 @@ impl WeightSource for Store {
 /// Open files by path, each opened once.
 struct Files {
     mode: Mode,
+    read_bytes: usize,
     open: BTreeMap<PathBuf, Arc<DirectFile>>,
     fallback: Option<String>,
 }
 
 impl Files {
-    fn new(mode: Mode) -> Self {
+    fn new(options: &StoreOptions) -> Self {
         Self {
-            mode,
+            mode: options.mode,
+            read_bytes: options.read_bytes,
             open: BTreeMap::new(),
             fallback: None,
         }
@@ -205,7 +211,8 @@ impl Files {
         if let Some(file) = self.open.get(path) {
             return Ok(Arc::clone(file));
         }
-        let file = Arc::new(DirectFile::open(path, self.mode)?);
+        let file = DirectFile::open(path, self.mode)?.with_max_transfer(self.read_bytes);
+        let file = Arc::new(file);
         if self.fallback.is_none() {
             self.fallback = file.fallback();
         }

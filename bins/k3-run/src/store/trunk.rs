@@ -3,7 +3,7 @@
 //! Reads are issued in order of use, as far ahead as the ring has free slots, across step boundaries but never past the last
 //! announced step. A pinned tile is read once, in the first step, into memory of its own.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use k3_shared::{
@@ -64,7 +64,8 @@ pub(super) struct TrunkStream {
     readers: Arc<Readers>,
     verify: Verify,
     reads: StepReads,
-    repair: String,
+    /// Checkpoint and trunk as a shell takes them, for the command that repairs a tile.
+    folders: String,
 }
 
 impl TrunkStream {
@@ -116,10 +117,7 @@ impl TrunkStream {
             readers,
             verify: options.verify,
             reads: StepReads::default(),
-            repair: format!(
-                "k3-pack --verify --repair LAYER MODEL_DIR {}",
-                trunk.dir.display()
-            ),
+            folders: format!("{} {}", shell(&options.model_dir), shell(&trunk.dir)),
             tiles,
         })
     }
@@ -306,7 +304,7 @@ impl TrunkStream {
                     path: tile.file.path().to_owned(),
                     offset: tile.offset,
                     what: format!("tile {index} of the trunk (layer {layer})"),
-                    repair: self.repair.replace("LAYER", &layer),
+                    repair: format!("k3-pack --repair {layer} {}", self.folders),
                 });
             }
             tile.verified = true;
@@ -321,6 +319,17 @@ impl TrunkStream {
             TileClass::Head | TileClass::Final => self.reads.head_bytes += tile.raw_bytes,
         }
         self.reads.requested_bytes += requested;
+    }
+}
+
+/// A path as a shell takes it.
+fn shell(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 
