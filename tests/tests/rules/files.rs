@@ -214,7 +214,7 @@ fn row_47_shards_are_found_by_the_names_in_the_index() {
     let got = changed(|fixture| {
         rename_shards(fixture, |number| {
             format!("part-{:03}.safetensors", 99 - number)
-        })
+        });
     });
     let [got, want] = [got, want].map(|fixture| {
         run(

@@ -15,7 +15,7 @@ fn sources(dir: &Path, into: &mut Vec<PathBuf>) {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
             sources(&path, into);
-        } else if name.ends_with(".rs") {
+        } else if path.extension().is_some_and(|e| e == "rs") {
             into.push(path);
         }
     }

@@ -59,7 +59,7 @@ impl Model {
         outputs
     }
 
-    /// Projection, causal convolution by channel, SiLU.
+    /// Projection, causal convolution by channel, `SiLU`.
     fn convolved(
         &self,
         layer: usize,

@@ -39,13 +39,13 @@ pub enum Mistake {
     KeysThenValues,
     /// 11: no output gate.
     MlaGateMissing,
-    /// 11: the output gate is a SiLU.
+    /// 11: the output gate is a `SiLU`.
     MlaGateSilu,
     /// 11: the heads are normed before the gate.
     MlaOutputNormed,
     /// 12: gate first, then norm.
     GateThenNorm,
-    /// 12: the gate is a SiLU.
+    /// 12: the gate is a `SiLU`.
     KdaGateSilu,
     /// 13: queries and keys are divided by the root of the mean.
     L2OfMean,
@@ -73,7 +73,7 @@ pub enum Mistake {
     BetaDoubled,
     /// 20: the first tap meets the current input.
     TapsReversed,
-    /// 20: no SiLU after the convolution.
+    /// 20: no `SiLU` after the convolution.
     ConvWithoutSilu,
     /// 20: every call begins with an empty history.
     HistoryLost,
@@ -113,7 +113,7 @@ pub enum Mistake {
     SigmoidOfCapped,
     /// 27: the capped values are not multiplied back.
     CapsNotRescaled,
-    /// 27: SwiGLU.
+    /// 27: `SwiGLU`.
     SwiGlu,
     /// 29: the high nibble is the even element.
     NibblesSwapped,
@@ -160,7 +160,11 @@ pub fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
 
 pub fn softmax(x: &mut [f64]) {
     let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    x.iter_mut().for_each(|x| *x = (*x - max).exp());
+    for x in &mut *x {
+        *x = (*x - max).exp();
+    }
     let sum: f64 = x.iter().sum();
-    x.iter_mut().for_each(|x| *x /= sum);
+    for x in x {
+        *x /= sum;
+    }
 }

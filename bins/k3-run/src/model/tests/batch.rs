@@ -105,11 +105,14 @@ fn source(config: &Config) -> MemorySource {
                 ]
             };
             let ([a, b], [c, d], [e, f]) = (pair(), pair(), pair());
-            source.add_expert(layer, expert, [a, b, c, d, e, f]);
+            source.add_expert(layer, expert, &[a, b, c, d, e, f]);
         }
     }
     source
 }
+
+/// Hidden values by layer, routing by layer, logits: each by row.
+type Taken = (Vec<Vec<Vec<u32>>>, Vec<Vec<Routing>>, Vec<Vec<u32>>);
 
 /// Everything a step shows, by row, as bits.
 #[derive(Default)]
@@ -117,7 +120,7 @@ struct Rows {
     hidden: Vec<Vec<Vec<u32>>>,
     routed: Vec<Vec<Routing>>,
     logits: Vec<Vec<u32>>,
-    num_rows: usize,
+    count: usize,
 }
 
 impl Observer for Rows {
@@ -126,7 +129,7 @@ impl Observer for Rows {
     }
 
     fn hidden(&mut self, _: LayerIdx, stream: &[f32]) {
-        let rows = stream.chunks(stream.len() / self.num_rows);
+        let rows = stream.chunks(stream.len() / self.count);
         self.hidden.push(
             rows.map(|row| row.iter().map(|x| x.to_bits()).collect())
                 .collect(),
@@ -134,8 +137,8 @@ impl Observer for Rows {
     }
 
     fn logits(&mut self, _: usize, logits: &[f32]) {
-        self.logits.resize(self.num_rows, Vec::new());
-        let rows = logits.chunks(logits.len() / self.num_rows);
+        self.logits.resize(self.count, Vec::new());
+        let rows = logits.chunks(logits.len() / self.count);
         for (all, row) in self.logits.iter_mut().zip(rows) {
             all.extend(row.iter().map(|x| x.to_bits()));
         }
@@ -143,8 +146,8 @@ impl Observer for Rows {
 }
 
 impl Rows {
-    /// The first `count` rows, taken out: hidden by layer, routing by layer, logits.
-    fn take(&mut self, count: usize) -> (Vec<Vec<Vec<u32>>>, Vec<Vec<Routing>>, Vec<Vec<u32>>) {
+    /// The first `count` rows, taken out.
+    fn take(&mut self, count: usize) -> Taken {
         let hidden = self
             .hidden
             .iter_mut()
@@ -189,7 +192,7 @@ impl Bench {
             .map(|(_, ids)| ids.iter().copied().map(TokenId).collect())
             .collect();
         let mut rows = Rows {
-            num_rows: tokens.iter().map(Vec::len).sum(),
+            count: tokens.iter().map(Vec::len).sum(),
             ..Rows::default()
         };
         let mut segments: Vec<Segment<'_>> = segments

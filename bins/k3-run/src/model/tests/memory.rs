@@ -63,7 +63,7 @@ impl MemorySource {
     }
 
     /// Add an expert of six tensors in file order.
-    pub(super) fn add_expert(&mut self, layer: u32, expert: u32, tensors: [Vec<u8>; 6]) {
+    pub(super) fn add_expert(&mut self, layer: u32, expert: u32, tensors: &[Vec<u8>; 6]) {
         let mut end = 0;
         self.layout = tensors.each_ref().map(|tensor| {
             let start = end;
