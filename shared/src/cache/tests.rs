@@ -367,7 +367,8 @@ fn a_group_larger_than_the_cache_reuses_its_earliest_slots() {
 }
 
 #[test]
-fn row_41_lru_hits_nothing_on_a_cycle_one_group_larger_than_itself_and_everything_on_one_that_fits() {
+fn row_41_lru_hits_nothing_on_a_cycle_one_group_larger_than_itself_and_everything_on_one_that_fits()
+{
     for (slots, want) in [(4, 0), (6, 12)] {
         let mut cache = engine(PolicyKind::Lru, slots);
         for _ in 0..3 {

@@ -20,7 +20,12 @@ fn decode(plan: &Plan) -> Vec<Spent> {
     let ask = Ask::new(&TINY_PROMPT, 6);
     let (_, generated) = try_run(plan, &EngineOptions::default(), &ask);
     assert!(generated.error.is_none(), "{:?}", generated.error);
-    let steps: Vec<Spent> = generated.steps.iter().skip(1).map(|step| step.spent).collect();
+    let steps: Vec<Spent> = generated
+        .steps
+        .iter()
+        .skip(1)
+        .map(|step| step.spent)
+        .collect();
     assert_eq!(steps.len(), 5);
     steps
 }
@@ -39,7 +44,11 @@ fn row_40_the_embedding_is_not_resident() {
         // One row of 320 bytes lies in one block, or crosses into a second; experts come in three or four.
         let misses = step.expert_bytes_read / EXPERT;
         let range = misses * 12_288 + 4096..=misses * 16_384 + 8192;
-        assert!(range.contains(&step.bytes_requested), "{} for {misses} misses", step.bytes_requested);
+        assert!(
+            range.contains(&step.bytes_requested),
+            "{} for {misses} misses",
+            step.bytes_requested
+        );
     }
 }
 
@@ -47,7 +56,12 @@ fn row_40_the_embedding_is_not_resident() {
 fn row_41_pinned_tiles_save_exactly_their_bytes() {
     let fixture = Fixture::tiny("8Ki");
     let trunk = Trunk::open(&fixture.trunk).unwrap();
-    let all: u64 = trunk.specs.iter().filter(|s| s.class() == TileClass::Trunk).map(k3_shared::tiles::TileSpec::raw_bytes).sum();
+    let all: u64 = trunk
+        .specs
+        .iter()
+        .filter(|s| s.class() == TileClass::Trunk)
+        .map(k3_shared::tiles::TileSpec::raw_bytes)
+        .sum();
     let mut seen = Vec::new();
     for pin in ["0", "400K", "1200K", "2500K", "8M"] {
         let plan = fixture.plan(&["--budget", "200M", "--pin", pin, "--stream-buffers", "40Ki"]);
@@ -64,25 +78,51 @@ fn row_41_pinned_tiles_save_exactly_their_bytes() {
         }
         seen.push(pinned);
     }
-    assert!(seen.is_sorted_by(|a, b| a < b) && seen[0] == 0 && seen[4] == all, "{seen:?}");
+    assert!(
+        seen.is_sorted_by(|a, b| a < b) && seen[0] == 0 && seen[4] == all,
+        "{seen:?}"
+    );
 }
 
 #[test]
 fn row_42_hits_are_requests_that_read_nothing() {
     let fixture = Fixture::tiny("16Ki");
     let mut hits = Vec::new();
-    for (policy, slots) in [("lru", "8"), ("lru", "60"), ("layer-distance", "30"), ("lfu", "30"), ("lru", "144")] {
-        let flags = ["--budget", "200M", "--pin", "20M", "--cache-policy", policy, "--expert-slots", slots];
+    for (policy, slots) in [
+        ("lru", "8"),
+        ("lru", "60"),
+        ("layer-distance", "30"),
+        ("lfu", "30"),
+        ("lru", "144"),
+    ] {
+        let flags = [
+            "--budget",
+            "200M",
+            "--pin",
+            "20M",
+            "--cache-policy",
+            policy,
+            "--expert-slots",
+            slots,
+        ];
         let steps = decode(&fixture.plan(&flags));
         for step in &steps {
             assert_eq!(step.expert_requests, 12 * 4);
             let misses = step.expert_requests - step.expert_hits;
-            assert_eq!(step.expert_bytes_read, misses * EXPERT, "{policy}, {slots} slots");
+            assert_eq!(
+                step.expert_bytes_read,
+                misses * EXPERT,
+                "{policy}, {slots} slots"
+            );
             // Each miss asked the disk for the blocks around its bytes, and one row of the embedding for one or two more:
             // reads ahead of the arithmetic never turn into hits.
             assert_eq!((step.trunk_bytes_read, step.head_bytes_read), (0, 0));
             let range = misses * 12_288 + 4096..=misses * 16_384 + 8192;
-            assert!(range.contains(&step.bytes_requested), "{} for {misses} misses", step.bytes_requested);
+            assert!(
+                range.contains(&step.bytes_requested),
+                "{} for {misses} misses",
+                step.bytes_requested
+            );
         }
         hits.push(steps.iter().map(|step| step.expert_hits).sum::<u64>());
     }

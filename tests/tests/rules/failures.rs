@@ -46,7 +46,9 @@ fn row_36_a_short_trunk_read_stops_the_step() {
 fn row_36_a_short_embedding_read_stops_the_step() {
     stops("model-00014", |fixture| {
         // The row of token 42 is half there.
-        Place::tensor(fixture, TensorRole::Embedding).part(42, 576).cut();
+        Place::tensor(fixture, TensorRole::Embedding)
+            .part(42, 576)
+            .cut();
     });
 }
 
@@ -57,14 +59,29 @@ fn row_36_a_failed_step_prints_no_token() {
     plan.threads = 1;
     // What is not the header's length is refused before the first token, with both sizes.
     Place::layer(&fixture, 5, T::RouterWeight).cut();
-    let error = Engine::open(plan, &EngineOptions::default()).err().unwrap().to_string();
-    assert!(error.contains("model-00006-of-000016.safetensors"), "{error}");
+    let error = Engine::open(plan, &EngineOptions::default())
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        error.contains("model-00006-of-000016.safetensors"),
+        "{error}"
+    );
 }
 
 #[test]
 fn row_43_fewer_slots_than_one_token_asks_for_are_refused() {
     let fixture = Fixture::tiny("16Ki");
-    let flags = |slots| ["--budget", "200M", "--queue-depth", "4", "--expert-slots", slots];
+    let flags = |slots| {
+        [
+            "--budget",
+            "200M",
+            "--queue-depth",
+            "4",
+            "--expert-slots",
+            slots,
+        ]
+    };
     let error = plan_error(&fixture, &flags("3"));
     assert!(error.contains("3 expert slots are too few"), "{error}");
     // Nor can a plan be edited to that.
@@ -99,8 +116,17 @@ fn row_44_what_is_refused_beforehand_leaves_the_state_whole() {
     let mut steps = Steps::open(&plan);
     steps.step(&TINY_PROMPT[..3]).unwrap();
     let before = steps.state.clone();
-    assert!(matches!(steps.step(&[5, 576]), Err(ModelError::UnknownToken { id: 576, .. })));
-    assert!(matches!(steps.step(&[7; 10]), Err(ModelError::ContextFull { wanted: 13, context: 12 })));
+    assert!(matches!(
+        steps.step(&[5, 576]),
+        Err(ModelError::UnknownToken { id: 576, .. })
+    ));
+    assert!(matches!(
+        steps.step(&[7; 10]),
+        Err(ModelError::ContextFull {
+            wanted: 13,
+            context: 12
+        })
+    ));
     assert_eq!(steps.state, before);
     steps.step(&TINY_PROMPT[3..]).unwrap();
 }
@@ -115,5 +141,15 @@ fn row_45_a_full_context_is_an_error_and_the_last_token_needs_no_position() {
     let (record, generated) = try_run(&plan, &EngineOptions::default(), &Ask::new(&TINY_PROMPT, 4));
     assert_eq!((generated.finish, record.ids.len()), (Finish::Error, 0));
     let error = generated.error.unwrap();
-    assert!(matches!(error, GenerateError::Context { wanted: 15, context: 14, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            GenerateError::Context {
+                wanted: 15,
+                context: 14,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }

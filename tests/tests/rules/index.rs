@@ -26,8 +26,13 @@ fn rows_of(source: &str) -> Vec<u32> {
     let lines: Vec<&str> = source.lines().map(str::trim).collect();
     let mut rows = Vec::new();
     for (at, line) in lines.iter().enumerate() {
-        let Some(rest) = line.strip_prefix("fn row_") else { continue };
-        let above = lines[..at].iter().rev().take_while(|line| line.starts_with('#') || line.starts_with("//"));
+        let Some(rest) = line.strip_prefix("fn row_") else {
+            continue;
+        };
+        let above = lines[..at]
+            .iter()
+            .rev()
+            .take_while(|line| line.starts_with('#') || line.starts_with("//"));
         let attributes: Vec<&&str> = above.filter(|line| line.starts_with('#')).collect();
         let is_test = attributes.iter().any(|a| a.starts_with("#[test]"));
         if is_test && !attributes.iter().any(|a| a.starts_with("#[ignore")) {
@@ -46,9 +51,14 @@ fn every_row_has_a_test_of_its_name() {
     for part in ["bins", "shared", "tests"] {
         sources(&root.join(part), &mut paths);
     }
-    let found: BTreeSet<u32> =
-        paths.iter().flat_map(|path| rows_of(&fs::read_to_string(path).unwrap())).collect();
+    let found: BTreeSet<u32> = paths
+        .iter()
+        .flat_map(|path| rows_of(&fs::read_to_string(path).unwrap()))
+        .collect();
     let missing: Vec<u32> = (1..=ROWS).filter(|row| !found.contains(row)).collect();
-    assert!(missing.is_empty(), "no test is named row_NN_... for rows {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "no test is named row_NN_... for rows {missing:?}"
+    );
     assert_eq!(found.last(), Some(&ROWS), "the table has {ROWS} rows");
 }

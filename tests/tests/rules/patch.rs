@@ -33,7 +33,11 @@ impl Place {
         let checkpoint = Checkpoint::open(&fixture.model, None).unwrap();
         let found = checkpoint.tensor(role).unwrap();
         let path = checkpoint.shard_path(found.shard).to_owned();
-        Self { path, offset: found.offset, bytes: usize::try_from(found.bytes).unwrap() }
+        Self {
+            path,
+            offset: found.offset,
+            bytes: usize::try_from(found.bytes).unwrap(),
+        }
     }
 
     pub fn layer(fixture: &Fixture, layer: u32, tensor: LayerTensor) -> Self {
@@ -43,10 +47,17 @@ impl Place {
     /// The six tensors of an expert, which lie together.
     pub fn expert(fixture: &Fixture, layer: u32, expert: u32) -> Self {
         let checkpoint = Checkpoint::open(&fixture.model, None).unwrap();
-        let id = ExpertId { layer: LayerIdx(layer), expert: ExpertIdx(expert) };
+        let id = ExpertId {
+            layer: LayerIdx(layer),
+            expert: ExpertIdx(expert),
+        };
         let found = checkpoint.expert(id).unwrap();
         let path = checkpoint.shard_path(found.shard).to_owned();
-        Self { path, offset: found.offset, bytes: usize::try_from(found.bytes).unwrap() }
+        Self {
+            path,
+            offset: found.offset,
+            bytes: usize::try_from(found.bytes).unwrap(),
+        }
     }
 
     /// Part `index` of `count` equal ones: a row of a matrix, a value of a vector.
@@ -54,18 +65,32 @@ impl Place {
     pub fn part(&self, index: usize, count: usize) -> Self {
         let bytes = self.bytes / count;
         let offset = self.offset + (index * bytes) as u64;
-        Self { path: self.path.clone(), offset, bytes }
+        Self {
+            path: self.path.clone(),
+            offset,
+            bytes,
+        }
     }
 
     pub fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes];
-        OpenOptions::new().read(true).open(&self.path).unwrap().read_exact_at(&mut bytes, self.offset).unwrap();
+        OpenOptions::new()
+            .read(true)
+            .open(&self.path)
+            .unwrap()
+            .read_exact_at(&mut bytes, self.offset)
+            .unwrap();
         bytes
     }
 
     pub fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes);
-        OpenOptions::new().write(true).open(&self.path).unwrap().write_all_at(bytes, self.offset).unwrap();
+        OpenOptions::new()
+            .write(true)
+            .open(&self.path)
+            .unwrap()
+            .write_all_at(bytes, self.offset)
+            .unwrap();
     }
 
     pub fn swap(&self, other: &Self) {
@@ -146,7 +171,10 @@ impl Steps {
         let tokens: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
         let mut last = LastLogits::default();
         self.engine.announce(&[true]);
-        let mut segments = [Segment { state: &mut self.state, tokens: &tokens }];
+        let mut segments = [Segment {
+            state: &mut self.state,
+            tokens: &tokens,
+        }];
         self.engine.step(&mut segments, Output::Last, &mut last)?;
         Ok(last.0)
     }
@@ -155,5 +183,7 @@ impl Steps {
 /// The largest absolute difference.
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).fold(0.0, |max, (a, b)| max.max((a - b).abs()))
+    a.iter()
+        .zip(b)
+        .fold(0.0, |max, (a, b)| max.max((a - b).abs()))
 }

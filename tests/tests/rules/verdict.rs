@@ -22,7 +22,10 @@ pub enum At {
 static ENGINE: LazyLock<(Fixture, Record)> = LazyLock::new(|| {
     let fixture = Fixture::tiny("16Ki");
     let plan = fixture.plan(&["--budget", "200M", "--prefill-chunk", "5"]);
-    let ask = Ask { all_rows: true, ..Ask::new(&TINY_PROMPT, 1) };
+    let ask = Ask {
+        all_rows: true,
+        ..Ask::new(&TINY_PROMPT, 1)
+    };
     let record = run(&plan, &EngineOptions::default(), &ask);
     (fixture, record)
 });
@@ -64,7 +67,10 @@ pub fn shows(at: At, mistake: Mistake) -> Pass {
     let engine = computed(at);
     let to_right = relative_l2(&engine, values(&RIGHT, at));
     let to_wrong = relative_l2(&engine, values(&wrong, at));
-    assert!(to_wrong > 1e-3, "the engine computes what {mistake:?} gives (at {at:?}: {to_wrong:.1e})");
+    assert!(
+        to_wrong > 1e-3,
+        "the engine computes what {mistake:?} gives (at {at:?}: {to_wrong:.1e})"
+    );
     assert!(
         to_right < 2e-5,
         "at {at:?} the engine is {to_right:.1e} from the rules and {to_wrong:.1e} from {mistake:?}"

@@ -17,9 +17,7 @@ use super::{
     route,
     vectors::LayerVectors,
 };
-use crate::kernels::{
-    Activations, NanScales, norm::rms_norm_in_place, par_matmul, transpose,
-};
+use crate::kernels::{Activations, NanScales, norm::rms_norm_in_place, par_matmul, transpose};
 
 /// Buffers of the layer's experts.
 #[derive(Debug, Default)]

@@ -286,10 +286,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model-00094-of-000096.safetensors");
         let file = std::fs::File::create(&path).unwrap();
-        file.write_all_at(&[0x80, 0x3f].repeat(hidden), last).unwrap();
+        file.write_all_at(&[0x80, 0x3f].repeat(hidden), last)
+            .unwrap();
         // Where a 32-bit offset would end up.
         let wrapped = u64::from(u32::try_from(last & u64::from(u32::MAX)).unwrap());
-        file.write_all_at(&[0x00, 0x40].repeat(hidden), wrapped).unwrap();
+        file.write_all_at(&[0x00, 0x40].repeat(hidden), wrapped)
+            .unwrap();
         let place = TensorLocation {
             shard: ShardIdx(0),
             dtype: Dtype::Bf16,
@@ -307,7 +309,10 @@ mod tests {
             let token = TokenId(u32::try_from(rows).unwrap() - 1);
             let requested = embedding.read(token, &mut out).unwrap();
             assert!(out.iter().all(|x| x.to_bits() == 1f32.to_bits()));
-            assert!(requested <= 5 * 4096, "the blocks of one row, not {requested} bytes");
+            assert!(
+                requested <= 5 * 4096,
+                "the blocks of one row, not {requested} bytes"
+            );
         }
     }
 }

@@ -10,9 +10,16 @@ impl Model {
         let mla = &self.config.mla;
         let (q_a, q_norm) = (self.layer(layer, T::MlaQA), self.layer(layer, T::MlaQANorm));
         let (q_b, kv_a) = (self.layer(layer, T::MlaQB), self.layer(layer, T::MlaKvA));
-        let (kv_norm, kv_b) = (self.layer(layer, T::MlaKvANorm), self.layer(layer, T::MlaKvB));
+        let (kv_norm, kv_b) = (
+            self.layer(layer, T::MlaKvANorm),
+            self.layer(layer, T::MlaKvB),
+        );
         let (g, o) = (self.layer(layer, T::AttnG), self.layer(layer, T::AttnO));
-        let eps = if self.makes(Mistake::LowRankEps) { 1e-5 } else { 1e-6 };
+        let eps = if self.makes(Mistake::LowRankEps) {
+            1e-5
+        } else {
+            1e-6
+        };
         let (mut ropes, mut expanded) = (Vec::new(), Vec::new());
         let mut outputs = Vec::new();
         for (t, x) in inputs.iter().enumerate() {
@@ -20,7 +27,14 @@ impl Model {
             let c = times(&kv_a, x);
             let (latent, rope) = c.split_at(mla.kv_lora_rank);
             let normed = rms_norm(latent, &kv_norm, eps);
-            expanded.push(times(&kv_b, if self.makes(Mistake::LatentRaw) { latent } else { &normed }));
+            expanded.push(times(
+                &kv_b,
+                if self.makes(Mistake::LatentRaw) {
+                    latent
+                } else {
+                    &normed
+                },
+            ));
             ropes.push(self.rope(rope, t, eps));
             let gate = times(&g, x);
             let mut row = Vec::new();
@@ -65,7 +79,14 @@ impl Model {
         x
     }
 
-    fn head(&self, head: usize, t: usize, q: &[f64], expanded: &[Vec<f64>], ropes: &[Vec<f64>]) -> Vec<f64> {
+    fn head(
+        &self,
+        head: usize,
+        t: usize,
+        q: &[f64],
+        expanded: &[Vec<f64>],
+        ropes: &[Vec<f64>],
+    ) -> Vec<f64> {
         let mla = &self.config.mla;
         let (nope, width) = (mla.qk_nope_head_dim, mla.qk_head_dim());
         let q = &q[head * width..(head + 1) * width];
@@ -81,10 +102,18 @@ impl Model {
             let at = head * (nope + mla.v_head_dim);
             (at, at + nope)
         };
-        let scale = if self.makes(Mistake::ScaleOfNopeOnly) { nope } else { width };
+        let scale = if self.makes(Mistake::ScaleOfNopeOnly) {
+            nope
+        } else {
+            width
+        };
         let mut scores: Vec<f64> = (0..=t)
             .map(|s| {
-                let shared = if self.makes(Mistake::RopeDropped) { 0.0 } else { dot(&q_rope, &ropes[s]) };
+                let shared = if self.makes(Mistake::RopeDropped) {
+                    0.0
+                } else {
+                    dot(&q_rope, &ropes[s])
+                };
                 (dot(q_nope, &expanded[s][key_at..key_at + nope]) + shared) / (scale as f64).sqrt()
             })
             .collect();

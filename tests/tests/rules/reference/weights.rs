@@ -32,30 +32,46 @@ pub struct Model {
 impl Model {
     pub fn open(dir: &Path) -> Self {
         let checkpoint = Checkpoint::open(dir, None).unwrap();
-        let files: Vec<Vec<u8>> =
-            checkpoint.shards().iter().map(|shard| fs::read(&shard.path).unwrap()).collect();
+        let files: Vec<Vec<u8>> = checkpoint
+            .shards()
+            .iter()
+            .map(|shard| fs::read(&shard.path).unwrap())
+            .collect();
         let bytes = |role| {
             let place = checkpoint.tensor(role).unwrap();
             let start = usize::try_from(place.offset).unwrap();
             let len = usize::try_from(place.bytes).unwrap();
-            (place.dtype, files[place.shard.0 as usize][start..start + len].to_vec())
+            (
+                place.dtype,
+                files[place.shard.0 as usize][start..start + len].to_vec(),
+            )
         };
         let config = checkpoint.config.clone();
-        let mut tensors: BTreeMap<_, _> =
-            TOP_TENSORS.into_iter().map(|role| (role, bytes(role))).collect();
+        let mut tensors: BTreeMap<_, _> = TOP_TENSORS
+            .into_iter()
+            .map(|role| (role, bytes(role)))
+            .collect();
         let mut experts = BTreeMap::new();
         for layer in config.layers() {
             let roles = layer_tensors(&config, layer).map(|t| TensorRole::Layer(layer, t));
             tensors.extend(roles.map(|role| (role, bytes(role))));
             if config.mlp(layer) == Mlp::Moe {
                 for expert in 0..u32::try_from(config.moe.num_experts).unwrap() {
-                    let id = ExpertId { layer, expert: ExpertIdx(expert) };
+                    let id = ExpertId {
+                        layer,
+                        expert: ExpertIdx(expert),
+                    };
                     let six = ExpertTensor::ALL.map(|t| bytes(TensorRole::Expert(id, t)).1);
                     experts.insert((layer.0, expert), six);
                 }
             }
         }
-        Self { config, tensors, experts, mistake: Cell::new(None) }
+        Self {
+            config,
+            tensors,
+            experts,
+            mistake: Cell::new(None),
+        }
     }
 
     pub(super) fn set(&self, mistake: Option<Mistake>) {
@@ -68,12 +84,16 @@ impl Model {
     }
 
     pub(super) fn layer(&self, layer: usize, tensor: LayerTensor) -> Vec<f64> {
-        self.tensor(TensorRole::Layer(LayerIdx(u32::try_from(layer).unwrap()), tensor))
+        self.tensor(TensorRole::Layer(
+            LayerIdx(u32::try_from(layer).unwrap()),
+            tensor,
+        ))
     }
 
     pub(super) fn tensor(&self, role: TensorRole) -> Vec<f64> {
         let (dtype, bytes) = &self.tensors[&role];
-        let bf16 = |pair: &[u8]| f64::from(f32::from_bits(u32::from_le_bytes([0, 0, pair[0], pair[1]])));
+        let bf16 =
+            |pair: &[u8]| f64::from(f32::from_bits(u32::from_le_bytes([0, 0, pair[0], pair[1]])));
         match dtype {
             Dtype::F32 if self.makes(Mistake::F32AsBf16) => {
                 bytes[..bytes.len() / 2].chunks_exact(2).map(bf16).collect()
@@ -90,14 +110,18 @@ impl Model {
         let mut number = expert;
         if self.makes(Mistake::NumericOrder) {
             // The block at place `expert` of the file is that of another.
-            let mut names: Vec<String> =
-                (0..self.config.moe.num_experts).map(|e| e.to_string()).collect();
+            let mut names: Vec<String> = (0..self.config.moe.num_experts)
+                .map(|e| e.to_string())
+                .collect();
             names.sort();
             number = names[expert as usize].parse().unwrap();
         }
         let six = &self.experts[&(u32::try_from(layer).unwrap(), number)];
-        let (mut w1, w2, mut w3) =
-            (self.decode(&six[0], &six[1]), self.decode(&six[2], &six[3]), self.decode(&six[4], &six[5]));
+        let (mut w1, w2, mut w3) = (
+            self.decode(&six[0], &six[1]),
+            self.decode(&six[2], &six[3]),
+            self.decode(&six[4], &six[5]),
+        );
         if self.makes(Mistake::GateIsUp) {
             std::mem::swap(&mut w1, &mut w3);
         }
@@ -105,7 +129,11 @@ impl Model {
     }
 
     fn decode(&self, packed: &[u8], scales: &[u8]) -> Vec<f64> {
-        let bias = if self.makes(Mistake::ScaleBiasOff) { 128 } else { 127 };
+        let bias = if self.makes(Mistake::ScaleBiasOff) {
+            128
+        } else {
+            127
+        };
         let mut values = Vec::with_capacity(packed.len() * 2);
         for (group, scale) in packed.chunks_exact(16).zip(scales) {
             let factor = 2f64.powi(i32::from(*scale) - bias);

@@ -1,7 +1,7 @@
 //! Rows of several sequences in one step.
 
 use k3_shared::{
-    config::{Config, KdaConfig, MlaConfig, Mixer, MoeConfig},
+    config::{Config, KdaConfig, Mixer, MlaConfig, MoeConfig},
     ids::{LayerIdx, TokenId},
     names::{LayerTensor as T, TensorRole},
 };
@@ -26,7 +26,12 @@ fn config() -> Config {
         activation_situ_linear_beta: 25.0,
         first_k_dense_replace: 1,
         intermediate_size: 72,
-        kda: KdaConfig { num_heads: 3, head_dim: 8, short_conv_kernel_size: 4, gate_lower_bound: -5.0 },
+        kda: KdaConfig {
+            num_heads: 3,
+            head_dim: 8,
+            short_conv_kernel_size: 4,
+            gate_lower_bound: -5.0,
+        },
         mla: MlaConfig {
             num_heads: 2,
             q_lora_rank: 24,
@@ -55,22 +60,50 @@ fn source(config: &Config) -> MemorySource {
         let shape = role.spec(config).shape;
         let len = shape.iter().product();
         let centre = match role {
-            TensorRole::Layer(_, T::InputNorm | T::PostNorm | T::KdaONorm | T::LatentNorm | T::MlaQANorm | T::MlaKvANorm)
+            TensorRole::Layer(
+                _,
+                T::InputNorm
+                | T::PostNorm
+                | T::KdaONorm
+                | T::LatentNorm
+                | T::MlaQANorm
+                | T::MlaKvANorm,
+            )
             | TensorRole::FinalNorm => 1.0,
             _ => 0.0,
         };
         let cols = *shape.last().unwrap() as f32;
-        let width = if shape.len() == 2 { 1.7 / cols.sqrt() } else { 0.5 };
+        let width = if shape.len() == 2 {
+            1.7 / cols.sqrt()
+        } else {
+            0.5
+        };
         (0..len).map(|_| centre + width * rng.unit()).collect()
     };
     let mut source = MemorySource::new(config, 4, 1 << 10, &mut values);
-    let (latent, inner) = (config.moe.routed_expert_hidden_size, config.moe.moe_intermediate_size);
+    let (latent, inner) = (
+        config.moe.routed_expert_hidden_size,
+        config.moe.moe_intermediate_size,
+    );
     for layer in 1..4 {
         for expert in 0..11 {
             let mut tensor = |len: usize, scale: bool| -> Vec<u8> {
-                (0..len).map(|_| if scale { 122 + rng.byte() % 2 } else { rng.byte() }).collect()
+                (0..len)
+                    .map(|_| {
+                        if scale {
+                            122 + rng.byte() % 2
+                        } else {
+                            rng.byte()
+                        }
+                    })
+                    .collect()
             };
-            let mut pair = || [tensor(latent * inner / 2, false), tensor(latent * inner / 32, true)];
+            let mut pair = || {
+                [
+                    tensor(latent * inner / 2, false),
+                    tensor(latent * inner / 32, true),
+                ]
+            };
             let ([a, b], [c, d], [e, f]) = (pair(), pair(), pair());
             source.add_expert(layer, expert, [a, b, c, d, e, f]);
         }
@@ -94,7 +127,10 @@ impl Observer for Rows {
 
     fn hidden(&mut self, _: LayerIdx, stream: &[f32]) {
         let rows = stream.chunks(stream.len() / self.num_rows);
-        self.hidden.push(rows.map(|row| row.iter().map(|x| x.to_bits()).collect()).collect());
+        self.hidden.push(
+            rows.map(|row| row.iter().map(|x| x.to_bits()).collect())
+                .collect(),
+        );
     }
 
     fn logits(&mut self, _: usize, logits: &[f32]) {
@@ -109,9 +145,19 @@ impl Observer for Rows {
 impl Rows {
     /// The first `count` rows, taken out: hidden by layer, routing by layer, logits.
     fn take(&mut self, count: usize) -> (Vec<Vec<Vec<u32>>>, Vec<Vec<Routing>>, Vec<Vec<u32>>) {
-        let hidden = self.hidden.iter_mut().map(|layer| layer.drain(..count).collect());
-        let routed = self.routed.iter_mut().map(|layer| layer.drain(..count).collect());
-        (hidden.collect(), routed.collect(), self.logits.drain(..count).collect())
+        let hidden = self
+            .hidden
+            .iter_mut()
+            .map(|layer| layer.drain(..count).collect());
+        let routed = self
+            .routed
+            .iter_mut()
+            .map(|layer| layer.drain(..count).collect());
+        (
+            hidden.collect(),
+            routed.collect(),
+            self.logits.drain(..count).collect(),
+        )
     }
 }
 
@@ -124,21 +170,36 @@ struct Bench {
 impl Bench {
     fn new(isa: Isa) -> Self {
         let config = config();
-        let options = ForwardOptions { isa, mla_norm_eps: 1e-6, nan_scales: NanScales::Propagate };
+        let options = ForwardOptions {
+            isa,
+            mla_norm_eps: 1e-6,
+            nan_scales: NanScales::Propagate,
+        };
         let forward = Forward::new(config.clone(), 4, options);
-        Self { source: source(&config), forward, config }
+        Self {
+            source: source(&config),
+            forward,
+            config,
+        }
     }
 
     fn step(&mut self, segments: &mut [(&mut SequenceState, &[u32])]) -> Rows {
-        let tokens: Vec<Vec<TokenId>> =
-            segments.iter().map(|(_, ids)| ids.iter().copied().map(TokenId).collect()).collect();
-        let mut rows = Rows { num_rows: tokens.iter().map(Vec::len).sum(), ..Rows::default() };
+        let tokens: Vec<Vec<TokenId>> = segments
+            .iter()
+            .map(|(_, ids)| ids.iter().copied().map(TokenId).collect())
+            .collect();
+        let mut rows = Rows {
+            num_rows: tokens.iter().map(Vec::len).sum(),
+            ..Rows::default()
+        };
         let mut segments: Vec<Segment<'_>> = segments
             .iter_mut()
             .zip(&tokens)
             .map(|((state, _), tokens)| Segment { state, tokens })
             .collect();
-        self.forward.step(&mut self.source, &mut segments, Output::All, &mut rows).unwrap();
+        self.forward
+            .step(&mut self.source, &mut segments, Output::All, &mut rows)
+            .unwrap();
         rows
     }
 
@@ -168,7 +229,9 @@ fn a_row_of_a_batch_is_computed_exactly_as_it_would_be_alone() {
         for (state, ids) in alone.iter_mut().zip(now) {
             want.push(bench.step(&mut [(state, ids)]).take(ids.len()));
         }
-        let [a, b, c] = states.as_mut_slice() else { unreachable!() };
+        let [a, b, c] = states.as_mut_slice() else {
+            unreachable!()
+        };
         let mut got = bench.step(&mut [(a, now[0]), (b, now[1]), (c, now[2])]);
         for ((ids, want), (state, alone)) in now.iter().zip(&want).zip(states.iter().zip(&alone)) {
             assert!(got.take(ids.len()) == *want, "rows {ids:?}, {}", isa.name());

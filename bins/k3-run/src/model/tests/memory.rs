@@ -75,14 +75,20 @@ impl MemorySource {
 
     /// Make the small tensors of `layer` the next tile.
     pub(super) fn seek_layer(&mut self, layer: LayerIdx) {
-        let found = self.tiles.iter().position(|(spec, _)| spec.layer() == Some(layer));
+        let found = self
+            .tiles
+            .iter()
+            .position(|(spec, _)| spec.layer() == Some(layer));
         self.next = found.unwrap();
     }
 
     /// Make the first rows of a matrix the next tile.
     pub(super) fn seek(&mut self, layer: LayerIdx, tensor: LayerTensor) {
         let role = TensorRole::Layer(layer, tensor);
-        let found = self.tiles.iter().position(|(spec, _)| spec.parts[0].role == role);
+        let found = self
+            .tiles
+            .iter()
+            .position(|(spec, _)| spec.parts[0].role == role);
         self.next = found.unwrap();
     }
 }
@@ -105,9 +111,14 @@ impl WeightSource for MemorySource {
         Ok(())
     }
 
-    fn request_experts(&mut self, layer: LayerIdx, experts: &[ExpertIdx]) -> Result<(), SourceError> {
+    fn request_experts(
+        &mut self,
+        layer: LayerIdx,
+        experts: &[ExpertIdx],
+    ) -> Result<(), SourceError> {
         // They arrive in the opposite order, which must not matter.
-        self.requested.extend(experts.iter().rev().map(|&expert| (layer, expert)));
+        self.requested
+            .extend(experts.iter().rev().map(|&expert| (layer, expert)));
         Ok(())
     }
 
@@ -119,7 +130,13 @@ impl WeightSource for MemorySource {
             return Ok(false);
         };
         let block = &self.experts[&(layer.0, expert.0)];
-        use_it(expert, ExpertWeights { block, layout: &self.layout });
+        use_it(
+            expert,
+            ExpertWeights {
+                block,
+                layout: &self.layout,
+            },
+        );
         Ok(true)
     }
 }

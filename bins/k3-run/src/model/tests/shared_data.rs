@@ -3,7 +3,7 @@
 //! All weights are dense f32 there, those of the experts too, and the low-rank norms of MLA use epsilon 1e-5.
 
 use k3_shared::{
-    config::{Config, KdaConfig, MlaConfig, Mixer, MoeConfig},
+    config::{Config, KdaConfig, Mixer, MlaConfig, MoeConfig},
     ids::LayerIdx,
     names::{LayerTensor, LayerTensor as T, TensorRole},
 };
@@ -44,7 +44,12 @@ fn config() -> Config {
         activation_situ_linear_beta: 25.0,
         first_k_dense_replace: 1,
         intermediate_size: 96,
-        kda: KdaConfig { num_heads: 4, head_dim: 16, short_conv_kernel_size: 4, gate_lower_bound: -5.0 },
+        kda: KdaConfig {
+            num_heads: 4,
+            head_dim: 16,
+            short_conv_kernel_size: 4,
+            gate_lower_bound: -5.0,
+        },
         mla: MlaConfig {
             num_heads: 4,
             q_lora_rank: 64,
@@ -61,7 +66,15 @@ fn config() -> Config {
             moe_intermediate_size: 48,
             routed_scaling_factor: 1.0,
         },
-        mixers: (1..=13).map(|l| if [4, 8, 12, 13].contains(&l) { Mixer::Mla } else { Mixer::Kda }).collect(),
+        mixers: (1..=13)
+            .map(|l| {
+                if [4, 8, 12, 13].contains(&l) {
+                    Mixer::Mla
+                } else {
+                    Mixer::Kda
+                }
+            })
+            .collect(),
         eos_token_id: None,
         max_position_embeddings: None,
     }
@@ -106,16 +119,30 @@ fn source(file: &Vectors, config: &Config, layer: LayerIdx) -> MemorySource {
         _ => Vec::new(),
     };
     let mut source = MemorySource::new(config, 4, 1 << 12, &mut values);
-    let (latent, inner) = (config.moe.routed_expert_hidden_size, config.moe.moe_intermediate_size);
+    let (latent, inner) = (
+        config.moe.routed_expert_hidden_size,
+        config.moe.moe_intermediate_size,
+    );
     for expert in 0..8 {
         let key = |matrix: &str| {
             let key = format!("experts_{expert}_{matrix}_weight");
-            if file.has(&key) { key } else { format!("mlp_{key}") }
+            if file.has(&key) {
+                key
+            } else {
+                format!("mlp_{key}")
+            }
         };
         if file.has(&key("w1")) {
             let dense = |matrix: &str| f32_bytes(&file.array(&key(matrix), latent * inner));
             let none = Vec::new;
-            let six = [dense("w1"), none(), dense("w2"), none(), dense("w3"), none()];
+            let six = [
+                dense("w1"),
+                none(),
+                dense("w2"),
+                none(),
+                dense("w3"),
+                none(),
+            ];
             source.add_expert(layer.0, expert, six);
         }
     }
@@ -134,7 +161,10 @@ fn activations(x: &[f32]) -> Activations {
 fn shared_data_router() {
     let file = Vectors::open("router");
     let gate = f32_bytes(&file.array("gate_weight", 8 * HIDDEN));
-    let (bias, x) = (file.array("bias", 8), activations(&file.array("in", 6 * HIDDEN)));
+    let (bias, x) = (
+        file.array("bias", 8),
+        activations(&file.array("in", 6 * HIDDEN)),
+    );
     let (want_ids, want) = (file.array("topk_idx", 12), file.array("topk_weight", 12));
     for isa in Isa::available() {
         let (mut raw, mut logits) = (vec![0.0; 48], vec![0.0; 48]);
@@ -148,7 +178,11 @@ fn shared_data_router() {
                 pairs.sort_by_key(|pair| pair.0);
                 pairs.into_iter().unzip::<u32, f32, Vec<u32>, Vec<f32>>()
             };
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "expert numbers")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "expert numbers"
+            )]
             let mut ids = want_ids[row * 2..][..2].iter().map(|id| *id as u32);
             let want = sorted(&mut ids, &want[row * 2..][..2]);
             let got = sorted(&mut routing.experts.iter().map(|e| e.0), &routing.weights);
@@ -169,12 +203,33 @@ fn shared_data_mla() {
         let mut vectors = LayerVectors::default();
         vectors.load(MLA, &mut source).unwrap();
         let mut state = SequenceState::new(&config, 4, 6);
-        let MixerState::Mla(cache) = &mut state.mixers[3] else { unreachable!("layer 3 is MLA") };
+        let MixerState::Mla(cache) = &mut state.mixers[3] else {
+            unreachable!("layer 3 is MLA")
+        };
         let mut matrix = MatrixScratch::default();
-        let mut step = StepContext { config: &config, isa, source: &mut source, matrix: &mut matrix };
-        let mut rows = [MlaRows { rows: 0..6, position: 0, cache }];
+        let mut step = StepContext {
+            config: &config,
+            isa,
+            source: &mut source,
+            matrix: &mut matrix,
+        };
+        let mut rows = [MlaRows {
+            rows: 0..6,
+            position: 0,
+            cache,
+        }];
         let (mut scratch, mut out) = (MlaScratch::default(), Vec::new());
-        mla::run(&mut step, MLA, EPS, &vectors, &mut scratch, &mut rows, &x, &mut out).unwrap();
+        mla::run(
+            &mut step,
+            MLA,
+            EPS,
+            &vectors,
+            &mut scratch,
+            &mut rows,
+            &x,
+            &mut out,
+        )
+        .unwrap();
         close(&out[..6 * HIDDEN], &file.array("out", 6 * HIDDEN), "out");
         for (position, (latent, rope)) in latent.chunks(32).zip(rope.chunks(8)).enumerate() {
             let slot = rows[0].cache.slot(position);
@@ -193,14 +248,37 @@ fn kda_layer(name: &str) {
         let mut vectors = LayerVectors::default();
         vectors.load(KDA, &mut source).unwrap();
         let mut state = SequenceState::new(&config, 4, t);
-        let MixerState::Kda(kda) = &mut state.mixers[1] else { unreachable!("layer 1 is KDA") };
+        let MixerState::Kda(kda) = &mut state.mixers[1] else {
+            unreachable!("layer 1 is KDA")
+        };
         let mut matrix = MatrixScratch::default();
-        let mut step = StepContext { config: &config, isa, source: &mut source, matrix: &mut matrix };
-        let mut rows = [KdaRows { rows: 0..t, state: kda }];
+        let mut step = StepContext {
+            config: &config,
+            isa,
+            source: &mut source,
+            matrix: &mut matrix,
+        };
+        let mut rows = [KdaRows {
+            rows: 0..t,
+            state: kda,
+        }];
         let (mut scratch, mut out) = (KdaScratch::default(), Vec::new());
-        kda::run(&mut step, KDA, &vectors, &mut scratch, &mut rows, &x, &mut out).unwrap();
+        kda::run(
+            &mut step,
+            KDA,
+            &vectors,
+            &mut scratch,
+            &mut rows,
+            &x,
+            &mut out,
+        )
+        .unwrap();
         close(&out[..t * HIDDEN], &file.array("out", t * HIDDEN), "out");
-        close(&rows[0].state.matrix, &file.array("state_out", 4 * 16 * 16), "state_out");
+        close(
+            &rows[0].state.matrix,
+            &file.array("state_out", 4 * 16 * 16),
+            "state_out",
+        );
     }
 }
 
@@ -228,9 +306,23 @@ fn shared_data_moe() {
         vectors.load(KDA, &mut source).unwrap();
         source.seek(KDA, T::RouterWeight);
         let mut matrix = MatrixScratch::default();
-        let mut step = StepContext { config: &config, isa, source: &mut source, matrix: &mut matrix };
+        let mut step = StepContext {
+            config: &config,
+            isa,
+            source: &mut source,
+            matrix: &mut matrix,
+        };
         let (mut scratch, mut out) = (MoeScratch::default(), Vec::new());
-        moe::run(&mut step, KDA, NanScales::Propagate, &vectors, &mut scratch, &x, &mut out).unwrap();
+        moe::run(
+            &mut step,
+            KDA,
+            NanScales::Propagate,
+            &vectors,
+            &mut scratch,
+            &x,
+            &mut out,
+        )
+        .unwrap();
         for (row, (got, want)) in out.chunks(HIDDEN).zip(want.chunks(HIDDEN)).enumerate() {
             // Element (2, 116) of the file is what two terms a thousand times larger leave, and was rounded as such: exact
             // arithmetic is 1.40e-5 away from it, against 1.22e-5 allowed. One f32 step at the row's largest value covers that.
@@ -238,7 +330,10 @@ fn shared_data_moe() {
             let step = f32::from_bits(largest.to_bits() + 1) - largest;
             for (i, (g, w)) in got.iter().zip(want).enumerate() {
                 let allowed = 1e-5 + 1e-4 * w.abs() + step;
-                assert!((g - w).abs() <= allowed, "element ({row}, {i}) is {g}, not {w}");
+                assert!(
+                    (g - w).abs() <= allowed,
+                    "element ({row}, {i}) is {g}, not {w}"
+                );
             }
         }
     }
@@ -249,20 +344,34 @@ fn layer(name: &str, layer: LayerIdx, num_after: usize) {
     let (file, config) = (Vectors::open(name), config());
     let by_row = |key: &str, count: usize| -> Vec<Vec<f32>> {
         let values = file.array(key, 4 * count * HIDDEN);
-        let at = |row: usize, snapshot: usize| &values[(row * count + snapshot) * HIDDEN..][..HIDDEN];
-        (0..count).map(|s| (0..4).flat_map(|row| at(row, s).to_vec()).collect()).collect()
+        let at =
+            |row: usize, snapshot: usize| &values[(row * count + snapshot) * HIDDEN..][..HIDDEN];
+        (0..count)
+            .map(|s| (0..4).flat_map(|row| at(row, s).to_vec()).collect())
+            .collect()
     };
-    let (before, after) = (by_row("block_residual_in", 2), by_row("block_residual_out", num_after));
+    let (before, after) = (
+        by_row("block_residual_in", 2),
+        by_row("block_residual_out", num_after),
+    );
     for isa in Isa::available() {
-        let options = ForwardOptions { isa, mla_norm_eps: EPS, nan_scales: NanScales::Propagate };
+        let options = ForwardOptions {
+            isa,
+            mla_norm_eps: EPS,
+            nan_scales: NanScales::Propagate,
+        };
         let mut forward = Forward::new(config.clone(), 4, options);
         let mut source = source(&file, &config, layer);
         let mut state = SequenceState::new(&config, 4, 4);
         let tokens = [k3_shared::ids::TokenId(0); 4];
-        let mut segments = [Segment { state: &mut state, tokens: &tokens }];
+        let mut segments = [Segment {
+            state: &mut state,
+            tokens: &tokens,
+        }];
         let stream = file.array("in", 4 * HIDDEN);
-        let (out, snapshots) =
-            forward.lone_layer(layer, &mut source, &mut segments, &before, &stream).unwrap();
+        let (out, snapshots) = forward
+            .lone_layer(layer, &mut source, &mut segments, &before, &stream)
+            .unwrap();
         close(&out, &file.array("out", 4 * HIDDEN), "out");
         assert_eq!(snapshots.len(), num_after);
         for (got, want) in snapshots.iter().zip(&after) {
