@@ -37,7 +37,7 @@ use k3_shared::{
 };
 
 pub use cli::{Cli, IsaChoice};
-use engine::{Engine, EngineError, EngineOptions};
+use engine::{Engine, EngineOptions};
 use generate::{Generated, Request, generate};
 use kernels::{Isa, NanScales};
 use observe::RunObserver;
