@@ -7,14 +7,17 @@ cd "$(dirname "$0")/../.." || exit 2
 MODEL=${MODEL#"$root"/}
 [ -f "$MODEL/config.json" ] || die "$MODEL: no config.json; MODEL is a checkpoint folder"
 d=$WORK/conform/$(basename "$MODEL")
-# The trunk is what the checkpoint holds less experts and embedding; a dump is small beside it.
-shards=$(du -skL "$MODEL" | awk '{ printf "%.0f\n", $1 * 1024 }')
 
+need_disk 50000000 'the comparison'
 numpy_python
-need_disk "$WORK" "$(awk -v s="$shards" 'BEGIN { printf "%.0f\n", s + 50000000 }')" 'the trunk'
 rm -rf "$d"
 mkdir -p "$d"
 
+run k3-census -q "$MODEL" -o "$d/census.json"
+# The trunk is what the checkpoint holds besides experts, and a little padding.
+trunk_bytes=$(awk -v all="$(json_number "$d/census.json" total_bytes)" -v each="$(json_number "$d/census.json" expert_bytes)" \
+    -v experts="$(json_number "$d/census.json" num_experts_total)" 'BEGIN { printf "%.0f\n", all - each * experts + 50000000 }')
+need_disk "$trunk_bytes" 'the trunk'
 run k3-pack -q "$MODEL" "$d/trunk"
 run k3-plan -q --budget "$BUDGET" --model "$MODEL" --trunk "$d/trunk" -o "$d/plan.json"
 show k3-run --plan "$d/plan.json" --ids "$IDS" --gen "$GEN" --no-stop --mla-norm-eps "$EPS" \

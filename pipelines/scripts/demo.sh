@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.." || exit 2
 d=$WORK/demo
 prompt='The world said hello,'
 
-need_disk "$WORK" 40000000 'the demo'
+need_disk 40000000 'the demo'
 rm -rf "$d"
 mkdir -p "$d"
 say "Commands are run at the top of the repository, after: PATH=$bin_dir:\$PATH"

@@ -68,7 +68,7 @@ check_memory() {
 
 check_disk() {
     title "Disk at $WORK"
-    mkdir -p "$WORK"
+    need_disk 1000000 'this check' >/dev/null
     probe=$(mktemp -d "$WORK/doctor.XXXXXX")
     trap 'rm -rf "$probe"' EXIT
     free=$(free_bytes "$WORK")

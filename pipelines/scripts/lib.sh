@@ -70,20 +70,29 @@ human() {
     }'
 }
 
-# need_disk FOLDER BYTES WHAT: refuse before writing what does not fit.
+# need_disk BYTES WHAT: claim WORK, and refuse before writing what does not fit.
+#
+# Folders in WORK are removed without asking, so it must be new, empty or ours.
 need_disk() {
-    mkdir -p "$1"
-    free=$(free_bytes "$1")
-    if awk -v f="$free" -v n="$2" 'BEGIN { exit !(f < n) }'; then
-        die "$1: $3 needs $(human "$2") of disk, $(human "$free") are free; free some or give WORK=DIR on another disk"
+    if [ ! -f "$WORK/.k3-pipelines" ]; then
+        [ -z "$(ls -A "$WORK" 2>/dev/null)" ] || die "$WORK: holds files of others; give an empty folder as WORK"
+        mkdir -p "$WORK"
+        : >"$WORK/.k3-pipelines"
     fi
-    say "$3: needs up to $(human "$2") of disk; $(human "$free") are free"
+    free=$(free_bytes "$WORK")
+    if awk -v f="$free" -v n="$1" 'BEGIN { exit !(f < n) }'; then
+        die "$WORK: $2 needs $(human "$1") of disk, $(human "$free") are free; free some or give WORK=DIR on another disk"
+    fi
+    say "$2: needs up to $(human "$1") of disk; $(human "$free") are free"
 }
 
 # Bytes on disk of a folder, holes not counted.
 disk_bytes() {
     du -sk "$1" | awk '{ printf "%.0f\n", $1 * 1024 }'
 }
+
+newline='
+'
 
 # Numbers under a key, in the file's order. Our JSON has one member a line.
 json_numbers() {
@@ -94,10 +103,12 @@ json_numbers() {
 
 # json_number FILE KEY: the first number under this key, the outermost where the key is also in a nested list.
 json_number() {
-    json_numbers "$1" "$2" | sed 1q
+    values=$(json_numbers "$1" "$2")
+    say "${values%%"$newline"*}"
 }
 
 # json_total FILE KEY: the last; in a report of k3-run, "totals" follow the steps.
 json_total() {
-    json_numbers "$1" "$2" | sed '$!d'
+    values=$(json_numbers "$1" "$2")
+    say "${values##*"$newline"}"
 }

@@ -64,7 +64,7 @@ print_table() {
     done <"$table"
 }
 
-need_disk "$WORK" 1000000000 'the rehearsal'
+need_disk 1000000000 'the rehearsal'
 rm -rf "$d"
 mkdir -p "$d"
 : >"$table"

@@ -16,7 +16,7 @@ ids=1008,10484,318,15383,387,17,4096,20000
 
 plain_python
 if [ ! -f "$d/trunk/trunk.json" ]; then
-    need_disk "$WORK" "$bytes" "slice $SLICE and its trunk"
+    need_disk "$bytes" "slice $SLICE and its trunk"
     rm -rf "$d"
     mkdir -p "$d"
     run k3-synth -q slice "$d/model" --slice "$SLICE"
