@@ -1,4 +1,3 @@
-#![expect(clippy::float_cmp, reason = "ties are ties of equal bits")]
 use proptest::prelude::*;
 
 use super::*;
