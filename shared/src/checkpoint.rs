@@ -217,10 +217,9 @@ impl Checkpoint {
             .chain(expert_dirs.iter().map(PathBuf::as_path))
             .collect();
         let files = find_shards(&folders, index.as_ref(), &config, &slots, layers)?;
-        let mut buffer = Vec::new();
         let scans = files
             .iter()
-            .map(|file| scan_shard(&config, file, &mut buffer, &mut |_| {}))
+            .map(|file| scan_shard(&config, file, &mut |_| {}))
             .collect();
         let assembly = assemble(dir, config, &slots, layers, index.as_ref(), scans);
         problems.extend(assembly.problems);

@@ -56,6 +56,8 @@ pub struct DirectFile {
     /// Why [`Mode::Auto`] did without `O_DIRECT`.
     refusal: Option<io::Error>,
     requested: AtomicU64,
+    /// The most asked of one read call.
+    max_transfer: usize,
 }
 
 /// The smallest aligned range that covers `len` bytes from `offset`; `None` past the end of `u64`.
@@ -131,6 +133,7 @@ impl DirectFile {
             direct,
             refusal: None,
             requested: AtomicU64::new(0),
+            max_transfer: MAX_TRANSFER,
         }
     }
 
@@ -202,6 +205,13 @@ impl DirectFile {
         Ok(self.len()? == 0)
     }
 
+    /// Ask for at most `bytes` in one read call, rounded down to whole blocks.
+    #[must_use]
+    pub fn with_max_transfer(mut self, bytes: usize) -> Self {
+        self.max_transfer = (bytes / ALIGN * ALIGN).clamp(ALIGN, MAX_TRANSFER);
+        self
+    }
+
     /// Bytes asked for so far by reads, widened to blocks and padded; not by writes.
     pub fn bytes_requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
@@ -254,7 +264,7 @@ impl DirectFile {
         let total = buf.len();
         let mut done = 0;
         while done < total {
-            let end = total.min(done + MAX_TRANSFER);
+            let end = total.min(done + self.max_transfer);
             let at = offset + done as u64;
             match self.device.read_at(&mut buf[done..end], at) {
                 // Once the payload is covered a short count is the end of the file, not worth a call to confirm.

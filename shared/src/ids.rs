@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn experts_lie_in_string_order() {
+    fn row_31_experts_lie_in_string_order() {
         let ranks = expert_file_ranks(12);
         let mut order: Vec<usize> = (0..12).collect();
         order.sort_by_key(|&e| ranks[e]);

@@ -124,7 +124,7 @@ pub fn lines(model: &Model<'_>, choice: &Choice) -> Result<Vec<LedgerLine>, Ledg
         line(5, output_head(model, choice))?,
         line(6, index(model))?,
         line(7, tokenizer(model))?,
-        line(8, logits(model))?,
+        line(8, logits(model, choice))?,
         line(9, digests(model, choice))?,
         line(10, process(model, choice))?,
         line(11, pinned_trunk(model, choice))?,
@@ -380,10 +380,15 @@ fn tokenizer(model: &Model<'_>) -> (Option<u64>, String) {
     (bytes, why)
 }
 
-fn logits(model: &Model<'_>) -> (Option<u64>, String) {
-    let vocab = model.config.vocab_size;
-    let why = format!("one row of {vocab} f32, and its copy for sampling");
-    (product([vocab, 4, 2]), why)
+/// One row of logits; the sampler's candidates, a probability and an id each; and for `--score` the logits before each row's
+/// token, whose rank is not known until its own logit comes.
+fn logits(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
+    let (vocab, rows) = (model.config.vocab_size, choice.prefill_chunk);
+    let why = format!("{vocab} f32, {vocab} x 16 B to sample from, {rows} rows of f32 to score");
+    let scored = rows
+        .checked_add(5)
+        .and_then(|rows| product([vocab, 4, rows]));
+    (scored, why)
 }
 
 fn digests(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {

@@ -10,6 +10,7 @@ pub mod formats;
 pub mod host;
 pub mod ids;
 pub mod ledger;
+pub mod mapping;
 pub mod names;
 pub mod release;
 pub mod size;

@@ -4,6 +4,9 @@ use std::{fmt::Write as _, io, path::Path};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
+/// Name of the vocabulary file in a model folder.
+pub const VOCABULARY_FILE: &str = "tiktoken.model";
+
 /// Tokens 256 to 319, in order.
 const MERGED: [&[u8]; 64] = [
     b" t",
@@ -96,5 +99,5 @@ pub fn tiny() -> Vec<u8> {
 /// # Errors
 /// If the file cannot be written.
 pub fn write_tiny(dir: &Path) -> io::Result<()> {
-    k3_shared::term::write_atomic(&dir.join("tiktoken.model"), &tiny())
+    k3_shared::term::write_atomic(&dir.join(VOCABULARY_FILE), &tiny())
 }

@@ -1,4 +1,8 @@
 //! What a run says it read is what it read, and what the planner and the cache simulator said it would.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper of a test fails it by panicking, as the test does"
+)]
 #[path = "common/mod.rs"]
 mod common;
 #[path = "common/process.rs"]

@@ -11,18 +11,27 @@ const TILE_BYTES: &str = "8Ki";
 const RING: &str = "40Ki";
 
 fn ask() -> Ask {
-    Ask { all_rows: true, ..Ask::new(&TINY_PROMPT, 5) }
+    Ask {
+        all_rows: true,
+        ..Ask::new(&TINY_PROMPT, 5)
+    }
 }
 
 fn reference(fixture: &Fixture) -> Record {
     let plan = fixture.plan(&["--budget", "200M", "--prefill-chunk", "12"]);
-    let options = EngineOptions { threads: Some(1), ..EngineOptions::default() };
+    let options = EngineOptions {
+        threads: Some(1),
+        ..EngineOptions::default()
+    };
     run(&plan, &options, &ask())
 }
 
 fn assert_same(got: &Record, want: &Record, how: &str) {
     assert_eq!(got.ids, want.ids, "{how}");
-    assert!(got.bits() == want.bits(), "logits differ in some bit: {how}");
+    assert!(
+        got.bits() == want.bits(),
+        "logits differ in some bit: {how}"
+    );
 }
 
 /// Six splits from nothing pinned to everything, crossed with chunks, cache sizes and policies.
@@ -35,7 +44,11 @@ fn plans(fixture: &Fixture, chunk: &str) -> Vec<(String, Plan)> {
                 flags.extend(["--cache-policy", policy, "--stream-buffers", RING]);
                 // One token asks a layer for four; four reads may be in flight.
                 let fewest = ["--queue-depth", "4", "--expert-slots", "8"];
-                flags.extend(if slots == "min" { &fewest[..] } else { &["--expert-slots", "144"] });
+                flags.extend(if slots == "min" {
+                    &fewest[..]
+                } else {
+                    &["--expert-slots", "144"]
+                });
                 let name = format!("pin {pin}, chunk {chunk}, {slots} slots, {policy}");
                 plans.push((name, fixture.plan(&flags)));
             }
@@ -97,7 +110,10 @@ fn every_budget_from_the_smallest_to_all_resident_gives_the_same_bits() {
         let budget = (floor + (all - floor) * step / 5).to_string();
         let plan = fixture.plan(&["--budget", &budget]);
         assert!(plan.total_bytes <= plan.budget_bytes);
-        assert!(plan.streamed_trunk_bytes <= last_streamed, "more memory never reads more");
+        assert!(
+            plan.streamed_trunk_bytes <= last_streamed,
+            "more memory never reads more"
+        );
         last_streamed = plan.streamed_trunk_bytes;
         let got = run(&plan, &EngineOptions::default(), &ask());
         assert_same(&got, &want, &format!("budget {budget}"));
@@ -109,9 +125,25 @@ fn every_budget_from_the_smallest_to_all_resident_gives_the_same_bits() {
 fn every_engine_policy_gives_the_same_bits() {
     let fixture = Fixture::tiny(TILE_BYTES);
     let want = reference(&fixture);
-    for policy in ["lru", "lfu", "layer-distance", "layer-quota", "s3-fifo", "sieve", "w-tinylfu", "static-pin"] {
+    for policy in [
+        "lru",
+        "lfu",
+        "layer-distance",
+        "layer-quota",
+        "s3-fifo",
+        "sieve",
+        "w-tinylfu",
+        "static-pin",
+    ] {
         for slots in ["8", "20", "60"] {
-            let mut flags = vec!["--budget", "200M", "--cache-policy", policy, "--expert-slots", slots];
+            let mut flags = vec![
+                "--budget",
+                "200M",
+                "--cache-policy",
+                policy,
+                "--expert-slots",
+                slots,
+            ];
             flags.extend(["--queue-depth", "4"]);
             let got = run(&fixture.plan(&flags), &EngineOptions::default(), &ask());
             assert_same(&got, &want, &format!("{policy}, {slots} slots"));
@@ -124,7 +156,10 @@ fn recomputing_the_whole_prefix_gives_the_same_bits() {
     let fixture = Fixture::tiny(TILE_BYTES);
     let want = reference(&fixture);
     let plan = fixture.plan(&["--budget", "200M", "--prefill-chunk", "5"]);
-    let ask = Ask { recompute: true, ..ask() };
+    let ask = Ask {
+        recompute: true,
+        ..ask()
+    };
     let got = run(&plan, &EngineOptions::default(), &ask);
     assert_same(&got, &want, "recompute");
 }
@@ -135,11 +170,17 @@ fn when_digests_are_checked_changes_no_bit_and_no_count() {
     let want = reference(&fixture);
     let plan = fixture.plan(&["--budget", "200M", "--pin", "1M", "--stream-buffers", RING]);
     for verify in [Verify::First, Verify::Always, Verify::Never] {
-        let options = EngineOptions { verify, ..EngineOptions::default() };
+        let options = EngineOptions {
+            verify,
+            ..EngineOptions::default()
+        };
         let (got, generated) = try_run(&plan, &options, &ask());
         assert_same(&got, &want, &format!("{verify:?}"));
         let decode = generated.steps.last().unwrap().spent;
-        assert_eq!(decode.trunk_bytes_read, plan.predicted.trunk_bytes_per_token);
+        assert_eq!(
+            decode.trunk_bytes_read,
+            plan.predicted.trunk_bytes_per_token
+        );
         assert_eq!(decode.head_bytes_read, plan.predicted.head_bytes_per_token);
     }
 }
@@ -152,7 +193,14 @@ fn a_later_token_changes_no_earlier_logit() {
     let want = reference(&fixture);
     let mut other = TINY_PROMPT;
     other[9] = 7;
-    let got = run(&plan, &options, &Ask { prompt: other.to_vec(), ..ask() });
+    let got = run(
+        &plan,
+        &options,
+        &Ask {
+            prompt: other.to_vec(),
+            ..ask()
+        },
+    );
     for position in 0..12 {
         let same = got.prompt_logits[position] == want.prompt_logits[position];
         assert_eq!(same, position < 9, "position {position}");

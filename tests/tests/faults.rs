@@ -1,4 +1,8 @@
 //! Damaged, missing and foreign files: a run stops and says what to do rather than print a wrong token.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper of a test fails it by panicking, as the test does"
+)]
 mod common;
 #[path = "common/process.rs"]
 mod process;

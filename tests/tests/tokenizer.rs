@@ -5,7 +5,10 @@
 use std::{fs, path::Path};
 
 use k3_run::tokenizer::{Specials, Tokenizer, TokenizerError};
-use k3_tests::tokenizer::{tiny, write_tiny};
+use k3_tests::{
+    synth::{self, Recipe, SynthError},
+    tokenizer::{tiny, write_tiny},
+};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
@@ -26,10 +29,7 @@ fn encode_specials(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 fn hex_sha256(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    k3_shared::checkpoint::hex(Sha256::digest(bytes))
 }
 
 #[test]
@@ -52,7 +52,31 @@ fn the_tiny_vocabulary_is_the_specified_file() {
 }
 
 #[test]
-fn the_tiny_vocabulary_gives_the_specified_ids() {
+fn the_tiny_checkpoint_comes_with_its_vocabulary() {
+    let dir = tempfile::tempdir().unwrap();
+    synth::tiny(dir.path()).unwrap();
+    let tokenizer = Tokenizer::open(dir.path()).unwrap();
+    let recipe = Recipe::tiny().unwrap();
+    assert_eq!(tokenizer.vocab_size(), recipe.config().vocab_size);
+    let end = tokenizer.special_id("<|end_of_msg|>");
+    assert_eq!(recipe.config().eos_token_id, end);
+}
+
+#[test]
+fn a_vocabulary_that_was_there_is_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiktoken.model");
+    fs::write(&path, "downloaded").unwrap();
+    let error = synth::tiny(dir.path()).unwrap_err();
+    assert!(
+        matches!(&error, SynthError::Occupied { found, .. } if found == "tiktoken.model"),
+        "{error}"
+    );
+    assert_eq!(fs::read(&path).unwrap(), b"downloaded");
+}
+
+#[test]
+fn row_49_the_tiny_vocabulary_gives_the_specified_ids() {
     let tokenizer = tiny_tokenizer();
     for (text, ids) in [
         ("hello world", &[317, 315][..]),

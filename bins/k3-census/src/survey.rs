@@ -76,9 +76,7 @@ impl Survey {
             .shards
             .par_iter()
             .with_max_len(1)
-            .map_init(Vec::new, |buffer, file| {
-                scan(&config, &listing, manifest, file, buffer)
-            })
+            .map(|file| scan(&config, &listing, manifest, file))
             .collect();
         if first_layers.is_some() {
             findings.retain(|f| !f.scan.usable || f.scan.is_needed(layers));
@@ -230,20 +228,14 @@ pub(crate) struct Finding {
     problems: Vec<Problem>,
 }
 
-fn scan(
-    config: &Config,
-    listing: &Listing<'_>,
-    manifest: &Manifest,
-    file: &ShardFile,
-    buffer: &mut Vec<u8>,
-) -> Finding {
+fn scan(config: &Config, listing: &Listing<'_>, manifest: &Manifest, file: &ShardFile) -> Finding {
     let mut problems = ProblemList::new(&file.name);
     let mut classes = Classes::default();
     let mut exceptions = Vec::new();
     let mut padding = Vec::new();
     let mut foreign = 0;
     let number = listing.index.and_then(|index| index.number(&file.name));
-    let scan = scan_shard(config, file, buffer, &mut |tensor| {
+    let scan = scan_shard(config, file, &mut |tensor| {
         let elements = tensor.shape.iter().copied().fold(1, u64::saturating_mul);
         if let Some(class) = class_of(config, tensor) {
             let totals = classes.get_mut(class);

@@ -60,7 +60,7 @@ pub struct SamplingArgs {
     /// Tokens to generate at most.
     #[arg(long = "gen", value_name = "N", default_value_t = 64)]
     pub num_tokens: usize,
-    /// Stop at this token; repeatable, and replaces the config's end of message and [EOS].
+    /// Stop at this token; repeatable, and replaces the config's end of message and `[EOS]`.
     #[arg(long, value_name = "ID")]
     pub stop_id: Vec<u32>,
     /// Stop at no token.
@@ -89,7 +89,7 @@ pub struct OutputArgs {
     /// Logits of each generated token: little-endian f32, the vocabulary wide.
     #[arg(long, value_name = "FILE")]
     pub dump_logits: Option<PathBuf>,
-    /// The stream after every layer: little-endian f32, [layer][row][hidden] for each step.
+    /// The stream after every layer: little-endian f32, `[layer][row][hidden]` for each step.
     #[arg(long, value_name = "FILE")]
     pub dump_hidden: Option<PathBuf>,
     /// Log-probability and rank of every prompt token given those before it (`k3.score/1`).
@@ -99,6 +99,10 @@ pub struct OutputArgs {
 
 /// How to compute.
 #[derive(Debug, Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the command line"
+)]
 pub struct EngineArgs {
     /// Run the whole prefix again for every token, to check the incremental path.
     #[arg(long)]

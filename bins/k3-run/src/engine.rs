@@ -149,6 +149,7 @@ impl Engine {
             expert_slots: plan.expert_slots,
             policy,
             queue_depth: plan.queue_depth,
+            read_bytes: usize::try_from(plan.read_bytes).unwrap_or(usize::MAX),
             mode: options.mode,
             verify: options.verify,
             expert_digests: digests,

@@ -1,7 +1,7 @@
 //! Generates tokens from a plan, a trunk and the experts in the shards.
 //!
 //! [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights from disk,
-//! [`engine`] opens a plan, [`generate`] runs it.
+//! [`engine`] opens a plan, [`mod@generate`] runs it.
 
 pub mod cli;
 pub mod engine;
@@ -320,8 +320,6 @@ fn finish(
     }
     log::info!("{}", report.summary());
     match (generated.finish, generated.error) {
-        (Finish::Interrupted, Some(generate::GenerateError::Output(_))) => Ok(Outcome::Done),
-        (Finish::Interrupted, _) => Ok(Outcome::Interrupted(u8::try_from(signal).unwrap_or(2))),
         (Finish::Error, Some(generate::GenerateError::Output(error))) => Err(error.into()),
         (Finish::Error, error) => {
             if let Some(error) = error {
@@ -329,6 +327,9 @@ fn finish(
             }
             Ok(Outcome::Negative)
         }
-        (Finish::Length | Finish::Stop, _) => Ok(Outcome::Done),
+        // A reader that closed the pipe has had all it wanted.
+        (Finish::Length | Finish::Stop, _)
+        | (Finish::Interrupted, Some(generate::GenerateError::Output(_))) => Ok(Outcome::Done),
+        (Finish::Interrupted, _) => Ok(Outcome::Interrupted(u8::try_from(signal).unwrap_or(2))),
     }
 }

@@ -324,7 +324,7 @@ fn engine(kind: PolicyKind, slots: usize) -> ExpertCache {
 }
 
 #[test]
-fn hits_come_first_and_are_not_evicted_by_the_misses_of_their_group() {
+fn row_43_hits_come_first_and_are_not_evicted_by_the_misses_of_their_group() {
     let mut cache = engine(PolicyKind::Lru, 3);
     cache.request_group(LayerIdx(0), &keys(0, &[4]));
     cache.request_group(LayerIdx(1), &keys(1, &[0, 1]));
@@ -367,7 +367,8 @@ fn a_group_larger_than_the_cache_reuses_its_earliest_slots() {
 }
 
 #[test]
-fn lru_hits_nothing_on_a_cycle_one_group_larger_than_itself_and_everything_on_one_that_fits() {
+fn row_41_lru_hits_nothing_on_a_cycle_one_group_larger_than_itself_and_everything_on_one_that_fits()
+{
     for (slots, want) in [(4, 0), (6, 12)] {
         let mut cache = engine(PolicyKind::Lru, slots);
         for _ in 0..3 {
@@ -514,7 +515,7 @@ fn names_read_back_and_policies_that_know_the_future_are_no_engine_policies() {
 }
 
 #[test]
-fn impossible_shapes_and_empty_caches_are_refused() {
+fn row_43_impossible_shapes_and_empty_caches_are_refused() {
     for (layers, experts, top_k) in [
         (0, 8, 2),
         (2, 0, 0),

@@ -184,16 +184,13 @@ pub(super) fn dangling(target: &Path) -> String {
 }
 
 /// Read and check one shard, telling `on_tensor` of each tensor in file order. Nothing outside the file is looked at.
-///
-/// `buffer` holds the header meanwhile; pass the same one again to spare allocations.
 pub fn scan_shard(
     config: &Config,
     file: &ShardFile,
-    buffer: &mut Vec<u8>,
     on_tensor: &mut dyn FnMut(&StoredTensor<'_>),
 ) -> ShardScan {
     let mut scan = ShardScan::new(file);
-    if let Err(problems) = fill(&mut scan, config, buffer, on_tensor) {
+    if let Err(problems) = fill(&mut scan, config, on_tensor) {
         scan.problems.extend(problems);
     }
     scan
@@ -202,14 +199,13 @@ pub fn scan_shard(
 fn fill(
     scan: &mut ShardScan,
     config: &Config,
-    buffer: &mut Vec<u8>,
     on_tensor: &mut dyn FnMut(&StoredTensor<'_>),
 ) -> Result<(), Vec<Problem>> {
     let name = scan.file.name.clone();
     let (file, bytes) = open(&scan.file).map_err(|message| vec![Problem::of(&name, message)])?;
     scan.bytes = bytes;
-    safetensors::read(&file, bytes, &name, buffer).map_err(|problem| vec![problem])?;
-    let header = Header::parse(buffer, bytes, &name)?;
+    let start = safetensors::map_header(&file, bytes, &name).map_err(|problem| vec![problem])?;
+    let header = Header::parse(&start, bytes, &name)?;
     scan.header_bytes = header.header_bytes;
     scan.num_tensors = header.entries.len() as u64;
     scan.usable = true;
@@ -228,7 +224,7 @@ fn fill(
         experts.compress(&geometry);
     }
     if scan.is_needed(usize::MAX) {
-        let digest = shard_digest(buffer, &file, &scan.trunk_run());
+        let digest = shard_digest(&start, &file, &scan.trunk_run());
         scan.digest = Some(digest.map_err(|e| {
             vec![Problem::of(
                 &name,

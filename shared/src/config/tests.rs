@@ -135,7 +135,7 @@ fn all_problems_come_in_one_message() {
 }
 
 #[test]
-fn layer_lists_are_one_based_and_partition_the_layers() {
+fn row_06_layer_lists_are_one_based_and_partition_the_layers() {
     let set = |name: &str, value: Value| {
         let mut root = released();
         root["text_config"]["linear_attn_config"][name] = value;

@@ -129,7 +129,7 @@ fn a_length_past_the_capacity_is_a_bug() {
 }
 
 #[test]
-fn single_byte_counts_and_interruptions_still_fill_the_buffer() {
+fn row_37_single_byte_counts_and_interruptions_still_fill_the_buffer() {
     let bytes = pattern(3 * ALIGN);
     for turns in [
         &[Turn::AtMost(1)][..],
@@ -212,7 +212,7 @@ fn a_read_error_is_passed_on_with_its_place() {
 }
 
 #[test]
-fn a_file_that_ends_early_is_an_error_with_both_counts() {
+fn row_36_a_file_that_ends_early_is_an_error_with_both_counts() {
     let (file, _) = fake(pattern(ALIGN + 100), &[Turn::Whole], true);
     let mut buf = AlignedBuf::with_capacity(4 * ALIGN);
     let error = file.read_covering(&mut buf, 4000, 300).unwrap_err();
@@ -225,7 +225,7 @@ fn a_file_that_ends_early_is_an_error_with_both_counts() {
 
 /// Specification 4, row 37: Linux moves at most 2,147,479,552 bytes a call, the output head has 2,348,810,240.
 #[test]
-fn a_transfer_above_two_gib_is_made_of_smaller_aligned_calls() {
+fn row_37_a_transfer_above_two_gib_is_made_of_smaller_aligned_calls() {
     #[derive(Debug)]
     struct Vast;
     impl Device for Vast {
@@ -262,7 +262,7 @@ fn a_transfer_above_two_gib_is_made_of_smaller_aligned_calls() {
 }
 
 #[test]
-fn direct_transfers_must_be_aligned_and_buffered_ones_need_not() {
+fn row_38_direct_transfers_must_be_aligned_and_buffered_ones_need_not() {
     let (direct, _) = fake(pattern(4 * ALIGN), &[Turn::Whole], true);
     let mut buf = AlignedBuf::zeroed(2 * ALIGN);
     for (range, offset) in [(0..ALIGN, 1), (0..ALIGN - 1, 0), (1..ALIGN + 1, 0)] {
@@ -315,7 +315,7 @@ proptest! {
 }
 
 #[test]
-fn every_mode_reads_the_same_bytes_up_to_the_end() {
+fn row_38_every_mode_reads_the_same_bytes_up_to_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a file");
     let bytes = pattern(5 * ALIGN + 123);

@@ -11,7 +11,12 @@ mod parse;
 
 use std::{borrow::Cow, collections::HashSet, fs::File, os::unix::fs::FileExt as _};
 
-use crate::formats::census::{Problem, ProblemList};
+use memmap2::Mmap;
+
+use crate::{
+    formats::census::{Problem, ProblemList},
+    mapping::map_start,
+};
 
 /// Longest JSON header that is read: the limit of the safetensors library (decimal).
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -106,7 +111,7 @@ impl<'a> Header<'a> {
 
     /// Parse and check a header.
     ///
-    /// `bytes` is the file's beginning up to the data (as [`read`] leaves it), `file_bytes` the size of the whole file, `file`
+    /// `bytes` is the file's beginning up to the data (as [`map_header`] leaves it), `file_bytes` the size of the whole file, `file`
     /// its name for messages.
     ///
     /// # Errors
@@ -220,12 +225,12 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Read everything before the data of `file`, which has `file_bytes` bytes, into `buffer`, replacing what it held.
+/// Map everything before the data of `file`, which has `file_bytes` bytes.
 ///
 /// # Errors
 /// If the file cannot be read, is no safetensors file (a Git-LFS pointer is called one), or announces a header longer than
-/// itself or than [`MAX_HEADER_BYTES`]; nothing is allocated for such a header.
-pub fn read(file: &File, file_bytes: u64, name: &str, buffer: &mut Vec<u8>) -> Result<(), Problem> {
+/// itself or than [`MAX_HEADER_BYTES`]; nothing is mapped for such a header.
+pub fn map_header(file: &File, file_bytes: u64, name: &str) -> Result<Mmap, Problem> {
     let io = |offset: u64| {
         move |e: std::io::Error| Problem::at(name, offset, format!("cannot be read: {e}"))
     };
@@ -252,12 +257,10 @@ pub fn read(file: &File, file_bytes: u64, name: &str, buffer: &mut Vec<u8>) -> R
             "announces a header of {length} bytes, but the file has {file_bytes}; download it again"
         ));
     }
-    buffer.clear();
     let total = PREFIX_BYTES + length;
     let total_len = usize::try_from(total)
         .map_err(|_| Problem::of(name, "the header is longer than this machine can address"))?;
-    buffer.resize(total_len, 0);
-    file.read_exact_at(buffer, 0).map_err(io(PREFIX_BYTES))
+    map_start(file, total_len).map_err(io(PREFIX_BYTES))
 }
 
 /// Whether a file that begins with `start` is a Git-LFS pointer.

@@ -42,13 +42,13 @@ pub(super) fn prepare(
     force: bool,
 ) -> Result<(), SynthError> {
     let ours = marked_files(dir)?;
-    if let Some(found) = first_checkpoint_file(dir, &[])?
+    if let Some(found) = first_in_the_way(dir, &files, &[])?
         && !force
     {
         let dir = dir.to_owned();
         return Err(SynthError::Occupied { dir, found });
     }
-    if let Some(found) = first_checkpoint_file(dir, &ours)? {
+    if let Some(found) = first_in_the_way(dir, &files, &ours)? {
         let dir = dir.to_owned();
         return Err(SynthError::NotOurs { dir, found });
     }
@@ -96,8 +96,12 @@ fn marked_files(dir: &Path) -> Result<Vec<String>, SynthError> {
         .collect())
 }
 
-/// A file of `dir` that makes it a checkpoint, other than `except`.
-fn first_checkpoint_file(dir: &Path, except: &[String]) -> Result<Option<String>, SynthError> {
+/// A file of `dir` that makes it a checkpoint or would be overwritten by one of `files`, other than `except`.
+fn first_in_the_way(
+    dir: &Path,
+    files: &[String],
+    except: &[String],
+) -> Result<Option<String>, SynthError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -109,7 +113,8 @@ fn first_checkpoint_file(dir: &Path, except: &[String]) -> Result<Option<String>
         let name = entry.file_name().to_string_lossy().into_owned();
         let checkpoint = name == "config.json"
             || name.ends_with(".safetensors")
-            || name.ends_with(".safetensors.index.json");
+            || name.ends_with(".safetensors.index.json")
+            || files.contains(&name);
         if checkpoint && !except.contains(&name) {
             found.push(name);
         }

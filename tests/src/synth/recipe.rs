@@ -47,6 +47,8 @@ pub struct Recipe {
     foreign: Vec<Vec<Foreign>>,
     /// Leave the payload of all shards to holes.
     pub(super) holes: bool,
+    /// Write the tiny vocabulary too.
+    pub(super) tiny_tokenizer: bool,
 }
 
 impl Recipe {
@@ -67,6 +69,7 @@ impl Recipe {
         });
         Ok(Self {
             foreign: foreign.to_vec(),
+            tiny_tokenizer: true,
             ..Self::text_only("tiny", &config::tiny())?
         })
     }
@@ -92,6 +95,7 @@ impl Recipe {
             store_f32: false,
             foreign: vision_tensors(),
             holes: true,
+            tiny_tokenizer: false,
         })
     }
 
@@ -114,6 +118,7 @@ impl Recipe {
             store_f32: options.dtype_f32,
             foreign: Vec::new(),
             holes: false,
+            tiny_tokenizer: false,
         })
     }
 
@@ -125,6 +130,7 @@ impl Recipe {
             store_f32: false,
             foreign: Vec::new(),
             holes: false,
+            tiny_tokenizer: false,
         })
     }
 

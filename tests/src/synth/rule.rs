@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_to_bf16_takes_ties_to_even() {
+    fn row_33_rounding_to_bf16_takes_ties_to_even() {
         for (bits, want) in [
             (0x3f80_0000, 0x3f80),
             (0x3f80_8000, 0x3f80),

@@ -27,6 +27,7 @@ use super::{
     layout::Shard,
     recipe::Recipe,
 };
+use crate::tokenizer;
 
 /// Bytes made and written at a time. Large enough that the disk sees sequential writes, small enough to bound memory.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -136,6 +137,9 @@ impl Recipe {
         let totals = pool.install(|| self.totals())?;
         let mut files: Vec<String> = (0..self.num_shards()).map(|i| self.shard_file(i)).collect();
         files.extend([INDEX.to_owned(), CONFIG.to_owned()]);
+        if self.tiny_tokenizer {
+            files.push(tokenizer::VOCABULARY_FILE.to_owned());
+        }
         let needed = totals.disk_bytes.saturating_add(SMALL_FILES_BYTES);
         folder::prepare(dir, self.kind, files, needed, options.force)?;
         log::debug!(
@@ -156,6 +160,9 @@ impl Recipe {
         bar.finish_and_clear();
         written?;
         self.write_index(dir, totals.data_bytes)?;
+        if self.tiny_tokenizer {
+            tokenizer::write_tiny(dir).map_err(at(dir, "write the tokenizer"))?;
+        }
         write_file(dir, CONFIG, &self.config_json)?;
         Ok(Written {
             num_shards: self.num_shards(),

@@ -1,5 +1,10 @@
 //! The pipeline in one process: checkpoint, trunk, plan, run, with everything a run computes kept for comparison.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test binary uses its own part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "each test binary uses its own part"
+)]
 #![expect(
     clippy::unwrap_used,
     reason = "a helper of a test fails it by panicking, as the test does"
@@ -109,7 +114,8 @@ impl Record {
     /// All logits as bits, so that NaN and signed zero count.
     pub fn bits(&self) -> Vec<Vec<u32>> {
         let all = self.logits.iter().chain(&self.prompt_logits);
-        all.map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+        all.map(|row| row.iter().map(|x| x.to_bits()).collect())
+            .collect()
     }
 }
 
@@ -125,7 +131,12 @@ pub struct Ask {
 
 impl Ask {
     pub fn new(prompt: &[u32], num_tokens: usize) -> Self {
-        Self { prompt: prompt.to_vec(), num_tokens, recompute: false, all_rows: false }
+        Self {
+            prompt: prompt.to_vec(),
+            num_tokens,
+            recompute: false,
+            all_rows: false,
+        }
     }
 }
 
@@ -145,7 +156,9 @@ impl Observer for Capture {
         if self.mode_is_prefill {
             let routed = &mut self.record.routed;
             routed.resize(routed.len().max(layer.get() + 1), Vec::new());
-            let pairs = routings.iter().map(|r| (r.experts.clone(), r.weights.clone()));
+            let pairs = routings
+                .iter()
+                .map(|r| (r.experts.clone(), r.weights.clone()));
             routed[layer.get()].extend(pairs);
         }
     }
@@ -159,7 +172,11 @@ impl Observer for Capture {
     }
 
     fn logits(&mut self, first_id: usize, logits: &[f32]) {
-        let rows = if self.output == Some(Output::All) { self.rows } else { 1 };
+        let rows = if self.output == Some(Output::All) {
+            self.rows
+        } else {
+            1
+        };
         let width = logits.len() / rows;
         if first_id == 0 {
             self.tiles = vec![Vec::new(); rows];
@@ -231,14 +248,21 @@ pub fn run(plan: &Plan, options: &EngineOptions, ask: &Ask) -> Record {
 
 /// A golden file.
 pub fn golden(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("golden")
+        .join(name);
     let text = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_slice(&text).unwrap()
 }
 
 /// A list of numbers of a golden file.
 pub fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_f64().unwrap())
+        .collect()
 }
 
 /// A list of ids of a golden file.
@@ -249,7 +273,10 @@ pub fn ids(value: &Value) -> Vec<u32> {
 /// The largest difference between computed and golden values.
 pub fn worst(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
-    got.iter().zip(want).map(|(g, w)| (f64::from(*g) - w).abs()).fold(0.0, f64::max)
+    got.iter()
+        .zip(want)
+        .map(|(g, w)| (f64::from(*g) - w).abs())
+        .fold(0.0, f64::max)
 }
 
 /// The place of the largest value, of equals the first.

@@ -224,7 +224,7 @@ fn a_split_by_hand_is_kept() {
 }
 
 #[test]
-fn too_few_slots_by_hand_are_refused_and_few_lower_the_depth() {
+fn row_43_too_few_slots_by_hand_are_refused_and_few_lower_the_depth() {
     let release = Owned::release();
     let with = |slots| {
         Spender::new(

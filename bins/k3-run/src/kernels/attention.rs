@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_positions_may_be_permuted() {
+    fn row_04_earlier_positions_may_be_permuted() {
         let mut rng = Rng(53);
         let (r, width, n) = (32, 40, 50);
         let (q, cache) = (rng.normals(width), rng.normals(n * width));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slots_past_the_latent_take_part_in_the_score() {
+    fn row_04_the_slots_past_the_latent_take_part_in_the_score() {
         let q = [0.0, 0.0, 1.0];
         let cache = [1.0, 2.0, 50.0, 3.0, 4.0, -50.0];
         assert_eq!(attended(Isa::detect(), &q, &cache, 2, 1.0), [1.0, 2.0]);

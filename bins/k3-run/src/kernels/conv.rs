@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_tap_is_the_current_input_and_silu_comes_after() {
+    fn row_20_the_last_tap_is_the_current_input_and_silu_comes_after() {
         let want = [
             0.239_475_064_0,
             0.825_286_116_1,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn cutting_a_sequence_into_calls_changes_no_bit() {
+    fn row_20_cutting_a_sequence_into_calls_changes_no_bit() {
         let mut rng = Rng(31);
         let (channels, t) = (19, 12);
         for taps in 1..=5 {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tap_needs_no_history() {
+    fn row_21_one_tap_needs_no_history() {
         let mut out = [0.0; 2];
         conv_silu(Isa::Scalar, &[2.0, 3.0], &mut [], &[0.5, -1.0], 2, &mut out);
         assert_eq!(

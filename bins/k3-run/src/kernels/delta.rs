@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decay_has_the_bias_inside_the_product_with_exp_a() {
+    fn row_16_decay_has_the_bias_inside_the_product_with_exp_a() {
         for (a_log, z, want) in [
             (0.0, 0.0, 0.082_084_998_623_9),
             (0.5, 1.0, 0.015_091_995_757),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn alpha_stays_between_e_to_lambda_and_one() {
+    fn row_35_alpha_stays_between_e_to_lambda_and_one_and_may_be_one() {
         let mut rng = Rng(41);
         let z: Vec<f32> = (0..4000).map(|_| rng.normal() * 40.0).collect();
         let mut alpha = vec![0.0; z.len()];
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_decay_read_write_output() {
+    fn row_18_order_is_decay_read_write_output() {
         let mut state = [0.0; 4];
         let (mut u, mut out) = ([0.0; 2], [0.0; 2]);
         let alpha = |g: [f32; 2]| g.map(exp);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn decay_scales_key_rows_not_value_columns() {
+    fn row_17_decay_scales_key_rows_not_value_columns() {
         let mut state = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
         let (mut u, mut out) = ([0.0; 3], [0.0; 3]);
         let input = DeltaInput {

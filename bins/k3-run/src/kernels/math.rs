@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn situ_caps_both_inputs_and_gates_with_the_uncapped_one() {
+    fn row_27_situ_caps_both_inputs_and_gates_with_the_uncapped_one() {
         for (gate, up, want) in [
             (1.0, 1.0, 0.715_817_828),
             (-1.0, 2.0, -0.525_828_896),
@@ -302,6 +302,15 @@ mod tests {
                 "situ({gate}, {up}) = {got}, not {want}"
             );
         }
+    }
+
+    #[test]
+    fn row_48_a_closed_gate_gives_zero_whatever_its_sign() {
+        for up in [3.0, -3.0, 0.0, -0.0, 1e4] {
+            assert!(situ(-100.0, up, 4.0, 25.0).abs() < 1e-41);
+            assert_eq!(situ(-200.0, up, 4.0, 25.0), 0.0);
+        }
+        assert!(situ(-200.0, 3.0, 4.0, 25.0).is_sign_negative());
     }
 
     #[test]

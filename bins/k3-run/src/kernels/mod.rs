@@ -43,9 +43,9 @@ pub mod matmul;
 pub mod norm;
 mod scalar;
 #[cfg(test)]
-mod shared_data;
+pub(crate) mod shared_data;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod weights;
 
 pub use activations::Activations;

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn rms_norm_has_eps_inside_the_root_of_the_mean() {
+    fn row_15_rms_norm_has_eps_inside_the_root_of_the_mean() {
         let mut out = [0.0; 2];
         rms_norm(&[3.0, 4.0], &[1.0, 1.0], 1e-5, &mut out);
         close(&out, &[0.848_527_798_1, 1.131_370_397_4], 1.5e-7);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn l2_normalize_uses_the_sum_and_has_eps_inside_the_root() {
+    fn row_14_l2_normalize_uses_the_sum_and_has_eps_1e_6_inside_the_root() {
         let mut x = [3.0, 4.0];
         l2_normalize(&mut x, 1e-6, 1.0);
         close(&x, &[0.599_999_988_0, 0.799_999_984_0], 6e-8);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_residual_scores_normalised_and_mixes_raw_vectors() {
+    fn row_22_attention_residual_scores_normalised_and_mixes_raw_vectors() {
         let sources: [&[f32]; 3] = [
             &[1.0, 2.0, 3.0, 4.0],
             &[0.0, -1.0, 0.5, 2.0],

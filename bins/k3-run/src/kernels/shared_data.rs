@@ -5,10 +5,11 @@ use serde_json::Value;
 use super::*;
 
 /// One file of `ops/`.
-struct Vectors(Value);
+pub(crate) struct Vectors(Value);
 
 impl Vectors {
-    fn open(name: &str) -> Self {
+    /// `ops/NAME.json`.
+    pub(crate) fn open(name: &str) -> Self {
         let dir = std::env::var("K3_SHARED_DATA")
             .expect("K3_SHARED_DATA names the folder that holds ops/");
         let path = std::path::Path::new(&dir)
@@ -19,13 +20,15 @@ impl Vectors {
         Self(serde_json::from_str(&text).unwrap())
     }
 
-    fn number(&self, key: &str) -> f64 {
+    /// One number.
+    pub(crate) fn number(&self, key: &str) -> f64 {
         self.0[key]
             .as_f64()
             .unwrap_or_else(|| panic!("{key} is a number"))
     }
 
-    fn count(&self, key: &str) -> usize {
+    /// One count.
+    pub(crate) fn count(&self, key: &str) -> usize {
         usize::try_from(self.0[key].as_u64().unwrap()).unwrap()
     }
 
@@ -34,12 +37,17 @@ impl Vectors {
         clippy::cast_possible_truncation,
         reason = "the file holds f32 as decimals"
     )]
-    fn array(&self, key: &str, len: usize) -> Vec<f32> {
+    pub(crate) fn array(&self, key: &str, len: usize) -> Vec<f32> {
         let data = self.0[key]["data"]
             .as_array()
             .unwrap_or_else(|| panic!("{key} is an array"));
         assert_eq!(data.len(), len, "{key}");
         data.iter().map(|v| v.as_f64().unwrap() as f32).collect()
+    }
+
+    /// Whether the file holds `key`.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.0.get(key).is_some()
     }
 
     fn bytes(&self, key: &str, len: usize) -> Vec<u8> {
@@ -54,7 +62,7 @@ impl Vectors {
 }
 
 /// The tolerance stated with the vectors.
-fn close(got: &[f32], want: &[f32], what: &str) {
+pub(crate) fn close(got: &[f32], want: &[f32], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         assert!(

@@ -1,10 +1,10 @@
 //! Seeded random inputs for the tests of the kernels.
 
 /// The splitmix64 generator.
-pub(super) struct Rng(pub(super) u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -12,40 +12,40 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    pub(super) fn byte(&mut self) -> u8 {
+    pub(crate) fn byte(&mut self) -> u8 {
         self.next().to_le_bytes()[0]
     }
 
     /// Uniform in -1..1, every value exact in f32.
-    pub(super) fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         let bits = u32::try_from(self.next() >> 40).unwrap();
         bits as f32 / 8_388_608.0 - 1.0
     }
 
     /// About normal, standard deviation 1.
-    pub(super) fn normal(&mut self) -> f32 {
+    pub(crate) fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() / 2.0
     }
 
-    pub(super) fn normals(&mut self, n: usize) -> Vec<f32> {
+    pub(crate) fn normals(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.normal()).collect()
     }
 }
 
 /// bf16 bytes nearest to zero of each value.
-pub(super) fn bf16_bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn bf16_bytes(values: &[f32]) -> Vec<u8> {
     values
         .iter()
         .flat_map(|v| v.to_le_bytes().into_iter().skip(2))
         .collect()
 }
 
-pub(super) fn f32_bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 /// Root of the summed squared differences over that of the wanted values.
-pub(super) fn relative_l2(got: &[f32], want: &[f64]) -> f64 {
+pub(crate) fn relative_l2(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let error: f64 = got
         .iter()
@@ -57,7 +57,7 @@ pub(super) fn relative_l2(got: &[f32], want: &[f64]) -> f64 {
 }
 
 /// The same bits, any NaN counting as equal to any other.
-pub(super) fn assert_same_bits(got: &[f32], want: &[f32], what: &str) {
+pub(crate) fn assert_same_bits(got: &[f32], want: &[f32], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         assert!(

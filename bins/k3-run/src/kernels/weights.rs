@@ -236,7 +236,7 @@ mod tests {
     const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
     #[test]
-    fn all_bf16_patterns_widen_by_a_shift() {
+    fn row_33_all_bf16_patterns_widen_by_a_shift() {
         let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         let mut out = vec![0.0; 65_536];
         widen(Weights::Bf16(&bytes), &mut out);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_every_byte_and_scale_decodes_to_value_times_power_of_two() {
+    fn row_29_every_byte_and_scale_decodes_to_value_times_power_of_two() {
         for scale in 0..=254u8 {
             let packed: Vec<u8> = (0..=255).collect();
             let scales = [scale; 16];
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_low_nibble_is_the_even_element() {
+    fn row_29_mxfp4_low_nibble_is_the_even_element() {
         let packed = [0x1F; 16];
         let mut out = [0.0; 32];
         widen(
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_byte_0_is_two_to_the_minus_127_and_255_follows_the_policy() {
+    fn row_32_scale_byte_0_is_two_to_the_minus_127_and_255_follows_the_policy() {
         let packed = [0x22; 16];
         let mut out = [0.0; 32];
         widen(

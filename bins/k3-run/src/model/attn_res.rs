@@ -38,6 +38,12 @@ impl ResidualStream {
         self.num_snapshots += 1;
     }
 
+    /// The snapshots, each `[rows, hidden]`.
+    #[cfg(test)]
+    pub(super) fn snapshots(&self) -> &[Vec<f32>] {
+        &self.snapshots[..self.num_snapshots]
+    }
+
     /// Mix snapshots and running sum into `out`, `[rows, hidden]`.
     ///
     /// - `norm_times_proj`: `[hidden]`.

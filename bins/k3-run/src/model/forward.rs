@@ -343,6 +343,32 @@ impl Forward {
     }
 }
 
+#[cfg(test)]
+impl Forward {
+    /// Run one layer over a stream and snapshots given from outside, all `[rows, hidden]`; what the stream becomes, and the
+    /// snapshots after it.
+    pub(super) fn lone_layer(
+        &mut self,
+        layer: LayerIdx,
+        source: &mut dyn WeightSource,
+        segments: &mut [Segment<'_>],
+        snapshots: &[Vec<f32>],
+        stream: &[f32],
+    ) -> Result<(Vec<f32>, Vec<Vec<f32>>), ModelError> {
+        struct Blind;
+        impl Observer for Blind {}
+        let hidden = self.config.hidden_size;
+        self.stream.begin(stream.len() / hidden, hidden);
+        for snapshot in snapshots {
+            self.stream.sum.copy_from_slice(snapshot);
+            self.stream.snapshot();
+        }
+        self.stream.sum.copy_from_slice(stream);
+        self.layer(layer, source, segments, &mut Blind)?;
+        Ok((self.stream.sum.clone(), self.stream.snapshots().to_vec()))
+    }
+}
+
 /// Which rows of the step are each segment's.
 fn row_ranges(segments: &[Segment<'_>]) -> Vec<Range<usize>> {
     let mut first = 0;
@@ -358,7 +384,7 @@ fn output_rows(segments: &[Segment<'_>], output: Output) -> Vec<usize> {
     let ranges = row_ranges(segments).into_iter();
     match output {
         Output::None => Vec::new(),
-        Output::Last => ranges.filter_map(|r| r.last()).collect(),
+        Output::Last => ranges.filter_map(Iterator::last).collect(),
         Output::All => ranges.flatten().collect(),
     }
 }

@@ -17,9 +17,7 @@ use super::{
     route,
     vectors::LayerVectors,
 };
-use crate::kernels::{
-    Activations, NanScales, Weights, norm::rms_norm_in_place, par_matmul, transpose,
-};
+use crate::kernels::{Activations, NanScales, norm::rms_norm_in_place, par_matmul, transpose};
 
 /// Buffers of the layer's experts.
 #[derive(Debug, Default)]
@@ -154,11 +152,7 @@ fn consume(
         }
         let count = own.rows.len();
         own.input.gather(latent_in, &own.rows);
-        let matrix = |index: usize| Weights::Mxfp4 {
-            packed: weights.tensor(index),
-            scale: weights.tensor(index + 1),
-            nan_scales,
-        };
+        let matrix = |index| weights.matrix(index, nan_scales);
         let inner = moe.moe_intermediate_size;
         let gate = sized(&mut own.gate, inner * count);
         let up = sized(&mut own.up, inner * count);

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn row_5_the_bias_selects_only_and_row_28_weights_are_renormalised() {
+    fn row_05_the_bias_selects_only() {
         let mut logits = [0.2, -1.0, 0.5, 2.0, 0.0];
         let bias = [0.5, 0.9, 0.0, -0.8, 0.1];
         let routing = route(&moe(5, 2, 1.0), &mut logits, &bias).unwrap();
@@ -84,7 +84,16 @@ mod tests {
     }
 
     #[test]
-    fn the_scaling_factor_multiplies_the_weights() {
+    fn row_28_weights_are_renormalised_and_a_sum_of_nothing_divides() {
+        let routing = route(&moe(4, 3, 1.0), &mut [-3.0, 0.5, 2.0, 1.0], &[0.0; 4]).unwrap();
+        assert!((routing.weights.iter().sum::<f32>() - 1.0).abs() < 1e-7);
+        // Scores that underflow: 1e-20 keeps 0 / 0 away.
+        let routing = route(&moe(4, 3, 1.0), &mut [-1e4; 4], &[0.0; 4]).unwrap();
+        assert_eq!(routing.weights, [0.0; 3]);
+    }
+
+    #[test]
+    fn row_28_the_scaling_factor_multiplies_the_weights() {
         let routing = route(&moe(3, 2, 2.5), &mut [0.0; 3], &[0.0; 3]).unwrap();
         assert_eq!(routing.weights, [1.25, 1.25]);
     }

@@ -9,6 +9,8 @@ use k3_shared::{
     tiles::TileSpec,
 };
 
+use crate::kernels::{NanScales, Weights};
+
 /// Why weights could not be had. The step that asked for them stops.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -55,6 +57,21 @@ impl<'a> ExpertWeights<'a> {
     /// Bytes of tensor `index` in file order.
     pub fn tensor(&self, index: usize) -> &'a [u8] {
         &self.block[self.layout[index].clone()]
+    }
+
+    /// The matrix whose packed weights are tensor `index`, its scales being the next.
+    pub(super) fn matrix(&self, index: usize, nan_scales: NanScales) -> Weights<'a> {
+        let (packed, scale) = (self.tensor(index), self.tensor(index + 1));
+        // Vectors made by others have dense experts; no packed matrix is without scales.
+        #[cfg(test)]
+        if scale.is_empty() {
+            return Weights::F32(packed);
+        }
+        Weights::Mxfp4 {
+            packed,
+            scale,
+            nan_scales,
+        }
     }
 }
 

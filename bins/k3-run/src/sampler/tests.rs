@@ -32,13 +32,13 @@ fn plain_rule(logits: &[f32], temperature: f64, top_p: f64, draw: f64) -> u32 {
 
 fn plain_score(target: u32, logits: &[f32]) -> (u32, f64, usize) {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let argmax = logits.iter().position(|&l| l == highest).unwrap();
+    let argmax = logits.iter().position(|&l| l >= highest).unwrap();
     let sum: f64 = logits
         .iter()
         .map(|&l| (f64::from(l) - f64::from(highest)).exp())
         .sum();
     let logit = logits[target as usize];
-    let ahead = |(id, &l): (usize, &f32)| l > logit || (l == logit && id < target as usize);
+    let ahead = |(id, &l): (usize, &f32)| l > logit || (l >= logit && id < target as usize);
     let rank = logits.iter().enumerate().filter(|&x| ahead(x)).count();
     let logprob = f64::from(logit) - f64::from(highest) - sum.ln();
     (u32::try_from(argmax).unwrap(), logprob, rank)
@@ -60,7 +60,7 @@ fn temperature_zero_takes_the_lowest_id_of_the_highest_logit() {
 }
 
 #[test]
-fn a_logit_that_is_not_finite_is_an_error_naming_its_token() {
+fn row_46_a_logit_that_is_not_finite_is_an_error_naming_its_token() {
     for temperature in [0.0, 1.0] {
         let mut sampler = Sampler::new(temperature, 1.0, 7).unwrap();
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -85,6 +85,8 @@ pub struct StoreOptions {
     pub policy: PolicyKind,
     /// Reads in flight, each on a thread of its own.
     pub queue_depth: usize,
+    /// The most asked of one read call.
+    pub read_bytes: usize,
     /// Direct or buffered reads.
     pub mode: Mode,
     /// When to check digests.
@@ -116,7 +118,7 @@ impl Store {
         options: &StoreOptions,
     ) -> Result<Self, SourceError> {
         let readers = Arc::new(Readers::start(options.queue_depth)?);
-        let mut files = Files::new(options.mode);
+        let mut files = Files::new(options);
         let stream = TrunkStream::open(trunk, options, &mut files, Arc::clone(&readers))?;
         let experts = ExpertSlots::open(checkpoint, num_layers, options, &mut files, readers)?;
         let embedding = Embedding::open(checkpoint, &mut files)?;
@@ -190,14 +192,16 @@ impl WeightSource for Store {
 /// Open files by path, each opened once.
 struct Files {
     mode: Mode,
+    read_bytes: usize,
     open: BTreeMap<PathBuf, Arc<DirectFile>>,
     fallback: Option<String>,
 }
 
 impl Files {
-    fn new(mode: Mode) -> Self {
+    fn new(options: &StoreOptions) -> Self {
         Self {
-            mode,
+            mode: options.mode,
+            read_bytes: options.read_bytes,
             open: BTreeMap::new(),
             fallback: None,
         }
@@ -207,7 +211,8 @@ impl Files {
         if let Some(file) = self.open.get(path) {
             return Ok(Arc::clone(file));
         }
-        let file = Arc::new(DirectFile::open(path, self.mode)?);
+        let file = DirectFile::open(path, self.mode)?.with_max_transfer(self.read_bytes);
+        let file = Arc::new(file);
         if self.fallback.is_none() {
             self.fallback = file.fallback();
         }
@@ -260,4 +265,54 @@ impl Embedding {
 
 fn row_bytes(config: &Config, place: &TensorLocation) -> usize {
     config.hidden_size * place.dtype.bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use k3_shared::{checkpoint::ShardIdx, names::Dtype, release};
+
+    use super::*;
+
+    /// The last row of the released table begins 4,697,606,728 bytes into its shard: past what 32 bits hold.
+    #[test]
+    fn row_39_the_last_embedding_row_of_the_release_is_read_from_its_own_place() {
+        let config = Config::parse(release::CONFIG_JSON.as_bytes(), "c".as_ref()).unwrap();
+        let (rows, hidden) = (config.vocab_size, config.hidden_size);
+        let (table, row) = (2_348_810_824, hidden as u64 * 2);
+        let last = table + (rows as u64 - 1) * row;
+        assert!(last > u64::from(u32::MAX));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model-00094-of-000096.safetensors");
+        let file = std::fs::File::create(&path).unwrap();
+        file.write_all_at(&[0x80, 0x3f].repeat(hidden), last)
+            .unwrap();
+        // Where a 32-bit offset would end up.
+        let wrapped = u64::from(u32::try_from(last & u64::from(u32::MAX)).unwrap());
+        file.write_all_at(&[0x00, 0x40].repeat(hidden), wrapped)
+            .unwrap();
+        let place = TensorLocation {
+            shard: ShardIdx(0),
+            dtype: Dtype::Bf16,
+            shape: vec![rows, hidden],
+            offset: table,
+            bytes: rows as u64 * row,
+        };
+        for mode in [Mode::Auto, Mode::Buffered] {
+            let mut embedding = Embedding {
+                file: Arc::new(DirectFile::open(&path, mode).unwrap()),
+                buffer: AlignedBuf::with_capacity(covering_bytes(row_bytes(&config, &place))),
+                place: place.clone(),
+            };
+            let mut out = vec![0.0; hidden];
+            let token = TokenId(u32::try_from(rows).unwrap() - 1);
+            let requested = embedding.read(token, &mut out).unwrap();
+            assert!(out.iter().all(|x| x.to_bits() == 1f32.to_bits()));
+            assert!(
+                requested <= 5 * 4096,
+                "the blocks of one row, not {requested} bytes"
+            );
+        }
+    }
 }

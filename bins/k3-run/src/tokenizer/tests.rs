@@ -108,7 +108,7 @@ fn a_folder_without_vocabulary_is_told_from_a_broken_one() {
 }
 
 #[test]
-fn a_contraction_may_end_in_a_long_s() {
+fn row_49_a_contraction_may_end_in_a_long_s() {
     let tokenizer = tokenizer(&[b"I'"]);
     assert_eq!(
         tokenizer.encode(b"I'S", Specials::AsText).unwrap(),
@@ -144,7 +144,7 @@ fn a_run_of_invalid_utf8_is_one_piece() {
 }
 
 #[test]
-fn special_tokens_are_text_unless_asked_for() {
+fn row_49_special_tokens_are_text_unless_asked_for() {
     let tokenizer = tokenizer(&[]);
     let text = b"a<|sep|>\xFF[BOS]<|sep|";
     let plain = tokenizer.encode(text, Specials::AsText).unwrap();

@@ -19,8 +19,7 @@ fn check(bytes: &[u8]) -> Result<Vec<(String, u64, u64)>, Vec<String>> {
     let texts = |problems: Vec<Problem>| -> Vec<String> {
         problems.iter().map(ToString::to_string).collect()
     };
-    let mut buffer = Vec::new();
-    read(&disk, bytes.len() as u64, "f", &mut buffer).map_err(|p| texts(vec![p]))?;
+    let buffer = map_header(&disk, bytes.len() as u64, "f").map_err(|p| texts(vec![p]))?;
     let header = Header::parse(&buffer, bytes.len() as u64, "f").map_err(texts)?;
     Ok(header
         .entries

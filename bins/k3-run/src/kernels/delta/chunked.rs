@@ -146,7 +146,7 @@ impl Sequence {
 }
 
 #[test]
-fn the_chunked_form_equals_the_sequential_one_at_every_chunk_size() {
+fn row_02_the_chunked_form_equals_the_sequential_one_at_every_chunk_size() {
     let sequence = Sequence::random();
     let (out, state) = sequence.sequential();
     for size in [1, 7, 16, 64] {
@@ -160,10 +160,24 @@ fn the_chunked_form_equals_the_sequential_one_at_every_chunk_size() {
 }
 
 #[test]
-fn a_wrong_sign_or_diagonal_of_the_transform_shows() {
+fn row_02_the_inverse_is_of_i_plus_a_kk() {
+    shows(Form::MinusKk);
+}
+
+#[test]
+fn row_03_a_kk_has_no_diagonal() {
+    shows(Form::KkWithDiagonal);
+}
+
+#[test]
+fn row_03_a_qk_keeps_its_diagonal() {
+    shows(Form::QkWithoutDiagonal);
+}
+
+/// The recurrence is the right form and not `wrong`.
+fn shows(wrong: Form) {
     let sequence = Sequence::random();
     let (out, _) = sequence.sequential();
-    for form in [Form::MinusKk, Form::KkWithDiagonal, Form::QkWithoutDiagonal] {
-        assert!(relative_l2(&out, &sequence.chunked(16, form).0) > 0.02);
-    }
+    assert!(relative_l2(&out, &sequence.chunked(16, Form::Right).0) < 1e-6);
+    assert!(relative_l2(&out, &sequence.chunked(16, wrong).0) > 0.02);
 }

@@ -253,7 +253,7 @@ fn error_against_f64_is_below_3e_7_at_the_widths_of_the_model() {
 }
 
 #[test]
-fn scale_bytes_at_the_ends_agree_on_every_isa() {
+fn row_32_scale_bytes_at_the_ends_agree_on_every_isa() {
     let mut rng = Rng(7);
     let (rows, cols) = (6, 192);
     let packed: Vec<u8> = (0..rows * cols / 2).map(|_| rng.byte()).collect();
@@ -312,7 +312,7 @@ fn one_nan_scale_spoils_only_its_row() {
 }
 
 #[test]
-fn the_low_nibble_meets_the_even_input() {
+fn row_29_the_low_nibble_meets_the_even_input() {
     let mut x = vec![0.0; 32];
     let w = Weights::Mxfp4 {
         packed: &[0x1F; 16],
@@ -353,6 +353,25 @@ fn transpose_moves_every_result() {
     for row in 0..rows {
         for token in 0..t {
             assert_eq!(into[token * rows + row], out[row * t + token]);
+        }
+    }
+}
+
+#[test]
+fn row_48_negative_zero_weights_are_zeros() {
+    let (rows, cols) = (2, 160);
+    let x = Rng(9).normals(3 * cols);
+    let negative: Vec<u8> = [0x00, 0x80].repeat(rows * cols);
+    let wide = f32_bytes(&vec![-0.0; rows * cols]);
+    let packed = Weights::Mxfp4 {
+        packed: &vec![0x88; rows * cols / 2],
+        scale: &vec![127; rows * cols / 32],
+        nan_scales: NanScales::Propagate,
+    };
+    for isa in Isa::available() {
+        for w in [Weights::Bf16(&negative), Weights::F32(&wide), packed] {
+            // Equal as numbers; other implementations may keep the sign.
+            assert_eq!(run(isa, w, &x, cols, rows), [0.0; 6]);
         }
     }
 }
