@@ -67,10 +67,20 @@ pub struct SamplingArgs {
     #[arg(long, conflicts_with = "stop_id")]
     pub no_stop: bool,
     /// 0 takes the likeliest token; the publisher recommends 1.
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "X",
+        default_value_t = 0.0
+    )]
     pub temperature: f64,
     /// Choose among the likeliest tokens that together have this probability.
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "X",
+        default_value_t = 1.0
+    )]
     pub top_p: f64,
     /// Seed of the random choice.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -129,7 +139,12 @@ pub struct EngineArgs {
     #[arg(long)]
     pub allow_nan_scales: bool,
     /// Epsilon of MLA's two low-rank norms; 1e-5 reproduces what other engines compute. Changes results.
-    #[arg(long, value_name = "X", default_value_t = 1e-6)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "X",
+        default_value_t = 1e-6
+    )]
     pub mla_norm_eps: f64,
     /// The folder with tiktoken.model, instead of the checkpoint's.
     #[arg(long, value_name = "DIR")]
