@@ -20,7 +20,7 @@ pub struct Cli {
     /// Replace a checkpoint that k3-synth wrote earlier; others are never replaced.
     #[arg(long, global = true)]
     pub force: bool,
-    /// Threads that make and write weights [default: two a core].
+    /// Threads that make and write weights [default: four a core, at most 32].
     #[arg(long, global = true, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// Print errors only.

@@ -31,6 +31,10 @@ use crate::tokenizer;
 
 /// Bytes made and written at a time. Large enough that the disk sees sequential writes, small enough to bound memory.
 const CHUNK_BYTES: usize = 8 << 20;
+/// Most threads wait for the disk: two a core left it idle a third of the time on a busy machine.
+const THREADS_A_CORE: usize = 4;
+/// With a chunk each, they hold a quarter of a gigabyte.
+const MAX_THREADS: usize = 32;
 const INDEX: &str = "model.safetensors.index.json";
 const CONFIG: &str = "config.json";
 
@@ -39,7 +43,7 @@ const CONFIG: &str = "config.json";
 pub struct WriteOptions {
     /// Replace a checkpoint that k3-synth wrote into the folder earlier.
     pub force: bool,
-    /// Threads; two a core if not given.
+    /// Threads; four a core, at most 32, if not given.
     pub threads: Option<NonZeroUsize>,
     /// Show no progress bar.
     pub quiet: bool,
@@ -129,7 +133,9 @@ impl Recipe {
     pub fn write(&self, dir: &Path, options: &WriteOptions) -> Result<Written, SynthError> {
         let started = Instant::now();
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads = options.threads.map_or(2 * cores, NonZeroUsize::get);
+        let threads = options
+            .threads
+            .map_or((THREADS_A_CORE * cores).min(MAX_THREADS), NonZeroUsize::get);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("k3-synth-{i}"))
