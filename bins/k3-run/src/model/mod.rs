@@ -22,8 +22,8 @@ mod vectors;
 pub use forward::{Forward, ForwardOptions, Observer, Output, Segment};
 pub use router::{Routing, route};
 pub use source::{ExpertWeights, SourceError, WeightSource};
-pub(crate) use vectors::stored;
 pub use state::{KdaState, LatentCache, MixerState, SequenceState};
+pub(crate) use vectors::stored;
 
 use k3_shared::{ids::LayerIdx, names::TensorRole};
 

@@ -81,8 +81,11 @@ impl ExpertSlots {
             return Ok(None);
         }
         let moe = &config.moe;
-        let geometry =
-            Geometry::new(config.num_hidden_layers, moe.num_experts, moe.num_experts_per_token)?;
+        let geometry = Geometry::new(
+            config.num_hidden_layers,
+            moe.num_experts,
+            moe.num_experts_per_token,
+        )?;
         let slots = options.expert_slots;
         let range = |inner: k3_shared::checkpoint::InnerRange| {
             let start = usize::try_from(inner.offset).unwrap_or(usize::MAX);
@@ -128,7 +131,8 @@ impl ExpertSlots {
     ) -> Result<(), SourceError> {
         self.layer = layer;
         let group = self.groups.group(layer, experts.iter().copied())?;
-        self.cache.request_group_into(layer, group, &mut self.decisions);
+        self.cache
+            .request_group_into(layer, group, &mut self.decisions);
         self.reads.expert_requests += self.decisions.len() as u64;
         for decision in &self.decisions {
             let slot = decision.slot.ok_or_else(|| {
@@ -149,7 +153,10 @@ impl ExpertSlots {
     /// Issue reads in processing order until one's slot is in use.
     fn issue(&mut self) -> Result<(), SourceError> {
         while let Some(decision) = self.waiting.front() {
-            let Some(slot) = decision.slot.filter(|&slot| !self.slots[slot as usize].busy) else {
+            let Some(slot) = decision
+                .slot
+                .filter(|&slot| !self.slots[slot as usize].busy)
+            else {
                 break;
             };
             let key = decision.key;
@@ -159,8 +166,10 @@ impl ExpertSlots {
             let slot_state = &mut self.slots[slot as usize];
             slot_state.busy = true;
             let capacity = covering_bytes(self.block_bytes);
-            let buffer =
-                slot_state.buffer.take().unwrap_or_else(|| AlignedBuf::with_capacity(capacity));
+            let buffer = slot_state
+                .buffer
+                .take()
+                .unwrap_or_else(|| AlignedBuf::with_capacity(capacity));
             let hash = self.digests.is_some()
                 && match self.verify {
                     Verify::First => !self.verified[key.get()],
@@ -185,7 +194,8 @@ impl ExpertSlots {
 
     fn place(&self, id: ExpertId) -> Result<(Arc<DirectFile>, u64), SourceError> {
         let layer = self.layers.get(id.layer.get()).and_then(Option::as_ref);
-        let found = layer.and_then(|l| Some((Arc::clone(&l.file), *l.offsets.get(id.expert.get())?)));
+        let found =
+            layer.and_then(|l| Some((Arc::clone(&l.file), *l.offsets.get(id.expert.get())?)));
         found.ok_or_else(|| {
             SourceError::Other(format!("layer {} has no expert {}", id.layer, id.expert))
         })
@@ -202,7 +212,10 @@ impl ExpertSlots {
         }
         if self.ready.is_empty() {
             if self.num_in_flight == 0 {
-                debug_assert!(self.waiting.is_empty(), "a slot is busy and nobody will free it");
+                debug_assert!(
+                    self.waiting.is_empty(),
+                    "a slot is busy and nobody will free it"
+                );
                 return Ok(false);
             }
             let began = Instant::now();
@@ -214,11 +227,19 @@ impl ExpertSlots {
             self.reads.wait_seconds += began.elapsed().as_secs_f64();
             self.arrive(done)?;
         }
-        let Some((expert, slot)) = self.ready.pop_front() else { return Ok(false) };
+        let Some((expert, slot)) = self.ready.pop_front() else {
+            return Ok(false);
+        };
         let slot = &mut self.slots[slot as usize];
         if let Some(buffer) = &slot.buffer {
             let block = &buffer[slot.payload.clone()];
-            use_it(expert, ExpertWeights { block, layout: &self.layout });
+            use_it(
+                expert,
+                ExpertWeights {
+                    block,
+                    layout: &self.layout,
+                },
+            );
         }
         slot.busy = false;
         self.issue()?;
@@ -232,7 +253,10 @@ impl ExpertSlots {
             return Err(SourceError::Other("a read nobody asked for arrived".into()));
         };
         self.num_in_flight -= 1;
-        let id = ExpertId { layer: self.layer, expert };
+        let id = ExpertId {
+            layer: self.layer,
+            expert,
+        };
         self.reads.requested_bytes += done.buffer.len() as u64;
         let payload = done.payload.map_err(|error| {
             SourceError::Other(format!("expert {expert} of layer {}: {error}", self.layer))
@@ -242,12 +266,15 @@ impl ExpertSlots {
         let slot = &mut self.slots[index];
         slot.payload = payload;
         slot.buffer = Some(done.buffer);
-        self.ready.push_back((expert, u32::try_from(index).unwrap_or(u32::MAX)));
+        self.ready
+            .push_back((expert, u32::try_from(index).unwrap_or(u32::MAX)));
         Ok(())
     }
 
     fn check(&mut self, id: ExpertId, digest: Option<[u8; 32]>) -> Result<(), SourceError> {
-        let (Some(found), Some(digests)) = (digest, &self.digests) else { return Ok(()) };
+        let (Some(found), Some(digests)) = (digest, &self.digests) else {
+            return Ok(());
+        };
         if digests.get(&(id.layer, id.expert)) != Some(&found) {
             let (file, offset) = self.place(id)?;
             return Err(SourceError::Digest {
@@ -284,7 +311,11 @@ impl LayerFile {
             }
             offsets.push(place.offset);
         }
-        let shard = shard.ok_or_else(|| SourceError::Other(format!("layer {layer}: no experts")))?;
-        Ok(Self { file: files.get(checkpoint.shard_path(shard))?, offsets })
+        let shard =
+            shard.ok_or_else(|| SourceError::Other(format!("layer {layer}: no experts")))?;
+        Ok(Self {
+            file: files.get(checkpoint.shard_path(shard))?,
+            offsets,
+        })
     }
 }

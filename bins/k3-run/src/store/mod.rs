@@ -167,7 +167,9 @@ impl WeightSource for Store {
     ) -> Result<(), SourceError> {
         match &mut self.experts {
             Some(slots) => slots.request(layer, experts),
-            None => Err(SourceError::Other(format!("layer {layer} of this model has no experts"))),
+            None => Err(SourceError::Other(format!(
+                "layer {layer} of this model has no experts"
+            ))),
         }
     }
 
@@ -191,7 +193,11 @@ struct Files {
 
 impl Files {
     fn new(mode: Mode) -> Self {
-        Self { mode, open: BTreeMap::new(), fallback: None }
+        Self {
+            mode,
+            open: BTreeMap::new(),
+            fallback: None,
+        }
     }
 
     fn get(&mut self, path: &Path) -> Result<Arc<DirectFile>, SourceError> {
@@ -227,8 +233,13 @@ impl Embedding {
             .tensor(TensorRole::Embedding)
             .map_err(|e| SourceError::Other(e.to_string()))?;
         let file = files.get(checkpoint.shard_path(place.shard))?;
-        let buffer = AlignedBuf::with_capacity(covering_bytes(row_bytes(&checkpoint.config, &place)));
-        Ok(Self { file, place, buffer })
+        let buffer =
+            AlignedBuf::with_capacity(covering_bytes(row_bytes(&checkpoint.config, &place)));
+        Ok(Self {
+            file,
+            place,
+            buffer,
+        })
     }
 
     /// Bytes asked of the disk.
@@ -236,7 +247,10 @@ impl Embedding {
         let row = out.len() * self.place.dtype.bytes();
         let offset = self.place.offset + token.get() as u64 * row as u64;
         let range = self.file.read_covering(&mut self.buffer, offset, row)?;
-        widen(crate::model::stored(self.place.dtype, &self.buffer[range]), out);
+        widen(
+            crate::model::stored(self.place.dtype, &self.buffer[range]),
+            out,
+        );
         Ok(self.buffer.len() as u64)
     }
 }

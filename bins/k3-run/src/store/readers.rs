@@ -77,7 +77,11 @@ impl Readers {
                 .map_err(|e| SourceError::Other(format!("reader thread {index}: {e}")))?;
             threads.push(thread);
         }
-        Ok(Self { experts: Some(experts), trunk: Some(trunk), threads })
+        Ok(Self {
+            experts: Some(experts),
+            trunk: Some(trunk),
+            threads,
+        })
     }
 
     /// Queue a read. Its answer comes on the job's own channel.
@@ -121,12 +125,25 @@ fn serve(experts: &Receiver<Job>, trunk: &Receiver<Job>) {
 }
 
 fn run(job: Job) {
-    let Job { file, offset, len, mut buffer, hash, tag, done } = job;
+    let Job {
+        file,
+        offset,
+        len,
+        mut buffer,
+        hash,
+        tag,
+        done,
+    } = job;
     let payload = file.read_covering(&mut buffer, offset, len);
     let digest = match &payload {
         Ok(range) if hash => Some(Sha256::digest(&buffer[range.clone()]).into()),
         _ => None,
     };
     // The asker may be gone when a run ends early.
-    let _ = done.send(Done { tag, buffer, payload, digest });
+    let _ = done.send(Done {
+        tag,
+        buffer,
+        payload,
+        digest,
+    });
 }

@@ -116,7 +116,10 @@ impl TrunkStream {
             readers,
             verify: options.verify,
             reads: StepReads::default(),
-            repair: format!("k3-pack --verify --repair LAYER MODEL_DIR {}", trunk.dir.display()),
+            repair: format!(
+                "k3-pack --verify --repair LAYER MODEL_DIR {}",
+                trunk.dir.display()
+            ),
             tiles,
         })
     }
@@ -144,22 +147,36 @@ impl TrunkStream {
                 Err(_) => break,
             };
         }
-        let discarded = self.arrived.values().map(|done| done.buffer.len() as u64).sum();
+        let discarded = self
+            .arrived
+            .values()
+            .map(|done| done.buffer.len() as u64)
+            .sum();
         self.arrived.clear();
         discarded
     }
 
     fn tiles_in_step(&self, with_head: bool) -> usize {
-        if with_head { self.tiles.len() } else { self.num_without_head }
+        if with_head {
+            self.tiles.len()
+        } else {
+            self.num_without_head
+        }
     }
 
     /// Move a cursor on by one tile.
     fn advance(&self, cursor: Cursor) -> Cursor {
         let with_head = self.steps.get(cursor.step).copied().unwrap_or(true);
         if cursor.tile + 1 < self.tiles_in_step(with_head) {
-            Cursor { tile: cursor.tile + 1, ..cursor }
+            Cursor {
+                tile: cursor.tile + 1,
+                ..cursor
+            }
         } else {
-            Cursor { step: cursor.step + 1, tile: 0 }
+            Cursor {
+                step: cursor.step + 1,
+                tile: 0,
+            }
         }
     }
 
@@ -281,7 +298,10 @@ impl TrunkStream {
         let tile = &mut self.tiles[index];
         if let Some(digest) = done.digest {
             if digest != tile.sha256 {
-                let layer = tile.spec.layer().map_or_else(|| "output".into(), |l| l.to_string());
+                let layer = tile
+                    .spec
+                    .layer()
+                    .map_or_else(|| "output".into(), |l| l.to_string());
                 return Err(SourceError::Digest {
                     path: tile.file.path().to_owned(),
                     offset: tile.offset,
