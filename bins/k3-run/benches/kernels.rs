@@ -48,7 +48,11 @@ fn read_rate(bytes: &[u8]) -> f64 {
 fn fma_rate(isa: Isa) -> f64 {
     const ROUNDS: usize = 1 << 22;
     const LANES: usize = 96;
-    #[inline]
+    #[inline(always)]
+    #[expect(
+        clippy::inline_always,
+        reason = "only an inlined body is compiled for the caller's features"
+    )]
     fn body(rounds: usize) -> f32 {
         let mut sums = [1f32; LANES];
         let factor = black_box(0.999_f32);
