@@ -2,7 +2,6 @@
 
 use std::{
     error::Error,
-    fmt::Display,
     fs, io,
     io::{IsTerminal as _, Seek as _, Write as _},
     path::{Path, PathBuf},
@@ -30,20 +29,32 @@ pub enum Outcome {
     clippy::print_stderr,
     reason = "the one place where a tool's error reaches its user"
 )]
-pub fn exit<E: Display + AsRef<dyn Error + 'static>>(
-    tool: &str,
-    result: Result<Outcome, E>,
-) -> ExitCode {
+pub fn exit<E: AsRef<dyn Error + 'static>>(tool: &str, result: Result<Outcome, E>) -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Negative) => ExitCode::from(1),
         Ok(Outcome::Interrupted(signal)) => ExitCode::from(128u8.saturating_add(signal)),
         Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{tool}: {error:#}");
+            eprintln!("{tool}: {}", chain(error.as_ref()));
             ExitCode::from(2)
         }
     }
+}
+
+/// An error and its sources on one line; a source that a message before it already tells is not told again.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let told = source.to_string();
+        if !text.contains(&told) {
+            text.push_str(": ");
+            text.push_str(&told);
+        }
+        next = source.source();
+    }
+    text
 }
 
 /// Whether an error, or anything in its chain of sources, is a write to a closed pipe.
@@ -276,6 +287,27 @@ mod tests {
     fn a_missing_folder_is_named() {
         let error = write_atomic(Path::new("/nonexistent-folder/x"), b"").unwrap_err();
         assert!(error.to_string().contains("/nonexistent-folder"), "{error}");
+    }
+
+    #[test]
+    fn a_source_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("f.json: {source}; make it again")]
+        struct Inner {
+            source: io::Error,
+        }
+        #[derive(Debug, thiserror::Error)]
+        #[error("plan")]
+        struct Outer {
+            source: Inner,
+        }
+        let source = Inner {
+            source: io::Error::other("gone"),
+        };
+        assert_eq!(
+            chain(&Outer { source }),
+            "plan: f.json: gone; make it again"
+        );
     }
 
     #[test]
