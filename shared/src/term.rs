@@ -57,6 +57,17 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
+/// A path as a shell takes it, for commands that a message tells people to type.
+pub fn shell(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
 /// Whether an error, or anything in its chain of sources, is a write to a closed pipe.
 pub fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
@@ -287,6 +298,12 @@ mod tests {
     fn a_missing_folder_is_named() {
         let error = write_atomic(Path::new("/nonexistent-folder/x"), b"").unwrap_err();
         assert!(error.to_string().contains("/nonexistent-folder"), "{error}");
+    }
+
+    #[test]
+    fn a_path_with_spaces_is_quoted() {
+        assert_eq!(shell("/a/b-c".as_ref()), "/a/b-c");
+        assert_eq!(shell("/a b/it's".as_ref()), r"'/a b/it'\''s'");
     }
 
     #[test]

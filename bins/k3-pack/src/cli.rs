@@ -107,17 +107,6 @@ impl fmt::Display for RepairTarget {
     }
 }
 
-/// A path as a shell takes it.
-pub(crate) fn shell(path: &std::path::Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,11 +138,5 @@ mod tests {
         let cli = Cli::try_parse_from(["k3-pack", "m", "t", "--stripe", "a,b"]).unwrap();
         assert_eq!(cli.stripe, [PathBuf::from("a"), PathBuf::from("b")]);
         assert_eq!(cli.tile_bytes, Bytes(DEFAULT_TILE_BYTES));
-    }
-
-    #[test]
-    fn a_path_with_spaces_is_quoted() {
-        assert_eq!(shell("/a/b-c".as_ref()), "/a/b-c");
-        assert_eq!(shell("/a b/it's".as_ref()), r"'/a b/it'\''s'");
     }
 }

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use k3_shared::{direct::DirectError, formats::trunk::TrunkError, size::Bytes};
 
-use crate::cli::shell;
+use k3_shared::term::shell;
 
 /// What keeps a trunk from being packed or repaired.
 #[derive(Debug, thiserror::Error)]

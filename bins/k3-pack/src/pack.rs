@@ -12,12 +12,12 @@ use k3_shared::{
     direct::DirectFile,
     formats::trunk::{DATA_NAME, DataFile, FILE_NAME, LayerRecord, SCHEMA, TileRecord, Trunk},
     size::Bytes,
-    term::{self, AtomicFile, Outcome},
+    term::{self, AtomicFile, Outcome, shell},
     tiles::{TILE_ALIGN, TileClass},
 };
 
 use crate::{
-    cli::{Cli, shell},
+    cli::Cli,
     copy::{Copier, Sink, block_bytes, data_bytes, memory_bytes},
     error::PackError,
     folders::{

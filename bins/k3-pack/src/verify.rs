@@ -8,12 +8,12 @@ use k3_shared::{
     formats::trunk::{OpenTrunk, TileRecord, Trunk, TrunkError},
     ids::LayerIdx,
     size::Bytes,
-    term::{self, Outcome},
+    term::{self, Outcome, shell},
 };
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    cli::{Cli, RepairTarget, shell},
+    cli::{Cli, RepairTarget},
     copy::block_bytes,
     folders::LockedFolder,
     pool::{Ended, Pool},

@@ -8,9 +8,10 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use k3_shared::{
+    checkpoint::hex,
     config::Config,
     formats::{
-        census::{Census, TrunkException},
+        census::{Census, TrunkException, digests::FILE_NAME as DIGESTS_NAME},
         plan::ExpertDigests,
         trunk::Trunk,
     },
@@ -22,9 +23,6 @@ use k3_shared::{
 use sha2::{Digest as _, Sha256};
 
 use crate::cli::Cli;
-
-/// Where k3-census writes expert digests.
-const DIGESTS_NAME: &str = "k3-experts.sha256";
 
 /// A model to plan for, and where its files lie.
 #[derive(Debug)]
@@ -199,21 +197,12 @@ fn digests(model_dir: &Path) -> anyhow::Result<Option<ExpertDigests>> {
     let path = model_dir.join(DIGESTS_NAME);
     match fs::read(&path) {
         Ok(bytes) => Ok(Some(ExpertDigests {
-            sha256: hex(&Sha256::digest(&bytes)),
+            sha256: hex(Sha256::digest(&bytes)),
             path,
         })),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// A folder by flag, else by environment, else in the home folder; absolute.

@@ -3,12 +3,13 @@
 //! Reads are issued in order of use, as far ahead as the ring has free slots, across step boundaries but never past the last
 //! announced step. A pinned tile is read once, in the first step, into memory of its own.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use k3_shared::{
     direct::{AlignedBuf, DirectFile},
-    formats::trunk::OpenTrunk,
+    formats::{census::digests::parse_hex, trunk::OpenTrunk},
+    term::shell,
     tiles::{TileClass, TileSpec},
 };
 
@@ -87,7 +88,7 @@ impl TrunkStream {
                 stored_bytes: usize::try_from(record.stored_bytes)
                     .map_err(|e| SourceError::Other(format!("tile {index}: {e}")))?,
                 raw_bytes: record.raw_bytes,
-                sha256: digest(&record.sha256).ok_or_else(|| {
+                sha256: parse_hex(&record.sha256).ok_or_else(|| {
                     SourceError::Other(format!("tile {index}: sha256 is not a digest"))
                 })?,
                 pinned: options.pinned.contains(index),
@@ -320,26 +321,4 @@ impl TrunkStream {
         }
         self.reads.requested_bytes += requested;
     }
-}
-
-/// A path as a shell takes it.
-fn shell(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
-fn digest(hex: &str) -> Option<[u8; 32]> {
-    let mut bytes = [0; 32];
-    if hex.len() != 64 || !hex.is_ascii() {
-        return None;
-    }
-    for (byte, at) in bytes.iter_mut().zip((0..64).step_by(2)) {
-        *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
-    }
-    Some(bytes)
 }
