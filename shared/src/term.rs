@@ -1,15 +1,18 @@
 //! Terminal habits: outcomes and exit codes, atomic output files, progress and log on stderr.
 
+mod atomic_file;
+
 use std::{
     error::Error,
-    fs, io,
-    io::{IsTerminal as _, Seek as _, Write as _},
-    path::{Path, PathBuf},
+    io::{self, IsTerminal as _},
+    path::Path,
     process::ExitCode,
     time::Duration,
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+pub use self::atomic_file::{AtomicFile, write_atomic};
 
 /// How a tool ended, short of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,117 +90,6 @@ pub fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// An output file that appears under its name only when it is complete and on disk.
-///
-/// It is written beside the target, synced, renamed, and the folder synced; dropped before [`Self::commit`], it leaves nothing.
-#[derive(Debug)]
-pub struct AtomicFile {
-    target: PathBuf,
-    file: io::BufWriter<tempfile::NamedTempFile>,
-}
-
-impl AtomicFile {
-    /// Begin to replace `target`. `-`-style names are the caller's business.
-    ///
-    /// # Errors
-    /// If no file can be made in the folder of `target`.
-    pub fn create(target: &Path) -> io::Result<Self> {
-        let folder = parent(target);
-        let name = target.file_name().ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{}: names no file", target.display()),
-            )
-        })?;
-        let mut prefix = std::ffi::OsString::from(".");
-        prefix.push(name);
-        let file = tempfile::Builder::new()
-            .prefix(&prefix)
-            .suffix(".partial")
-            .tempfile_in(folder)
-            .map_err(|e| {
-                io::Error::new(
-                    e.kind(),
-                    format!("{}: cannot write in this folder: {e}", folder.display()),
-                )
-            })?;
-        Ok(Self {
-            target: target.to_owned(),
-            file: io::BufWriter::new(file),
-        })
-    }
-
-    /// Keep only the first `len` bytes of what was written.
-    ///
-    /// # Errors
-    /// If what is buffered cannot be written, or the file cannot be cut.
-    pub fn truncate(&mut self, len: u64) -> io::Result<()> {
-        let cut = |file: &mut io::BufWriter<tempfile::NamedTempFile>| {
-            file.flush()?;
-            file.get_ref().as_file().set_len(len)?;
-            file.seek(io::SeekFrom::Start(len)).map(|_| ())
-        };
-        cut(&mut self.file)
-            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.target.display())))
-    }
-
-    /// Sync, rename over the target, sync the folder.
-    ///
-    /// # Errors
-    /// If any of the three fails; the target is then as it was.
-    pub fn commit(self) -> io::Result<()> {
-        let at = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", self.target.display()));
-        let file = self.file.into_inner().map_err(|e| at(e.into_error()))?;
-        file.as_file().sync_all().map_err(at)?;
-        // A temporary file is private by default; an output file gets what the umask leaves, like any other.
-        let mode = 0o666 & !umask();
-        fs::set_permissions(
-            file.path(),
-            std::os::unix::fs::PermissionsExt::from_mode(mode),
-        )
-        .map_err(at)?;
-        file.persist(&self.target).map_err(|e| at(e.error))?;
-        fs::File::open(parent(&self.target))?.sync_all().map_err(at)
-    }
-}
-
-impl io::Write for AtomicFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-/// Replace `target` with `bytes`, all or nothing.
-///
-/// # Errors
-/// As [`AtomicFile::create`] and [`AtomicFile::commit`].
-pub fn write_atomic(target: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = AtomicFile::create(target)?;
-    file.write_all(bytes)?;
-    file.commit()
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."))
-}
-
-fn umask() -> u32 {
-    // The mask can only be read by setting it, which would race with other threads; the kernel also prints it.
-    fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|status| {
-            let line = status.lines().find_map(|l| l.strip_prefix("Umask:"))?;
-            u32::from_str_radix(line.trim(), 8).ok()
-        })
-        .unwrap_or(0o022)
-}
-
 /// A stderr progress bar in bytes with rate and time left; hidden off a terminal and when `quiet`.
 pub fn byte_progress(label: &str, total_bytes: u64, quiet: bool) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total_bytes), draw_target(quiet));
@@ -269,36 +161,6 @@ pub fn init_log(quiet: bool, verbose: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_output_file_appears_whole_or_not_at_all() {
-        let dir = tempfile::tempdir().unwrap();
-        let target = dir.path().join("out.json");
-        write_atomic(&target, b"old").unwrap();
-        let mut file = AtomicFile::create(&target).unwrap();
-        file.write_all(b"half").unwrap();
-        drop(file);
-        assert_eq!(fs::read(&target).unwrap(), b"old");
-        write_atomic(&target, b"new").unwrap();
-        assert_eq!(fs::read(&target).unwrap(), b"new");
-        let mut file = AtomicFile::create(&target).unwrap();
-        file.write_all(b"whole, cut").unwrap();
-        file.truncate(5).unwrap();
-        file.write_all(b"!").unwrap();
-        file.commit().unwrap();
-        assert_eq!(fs::read(&target).unwrap(), b"whole!");
-        assert_eq!(
-            fs::read_dir(dir.path()).unwrap().count(),
-            1,
-            "no temporary is left"
-        );
-    }
-
-    #[test]
-    fn a_missing_folder_is_named() {
-        let error = write_atomic(Path::new("/nonexistent-folder/x"), b"").unwrap_err();
-        assert!(error.to_string().contains("/nonexistent-folder"), "{error}");
-    }
 
     #[test]
     fn a_path_with_spaces_is_quoted() {
