@@ -205,7 +205,7 @@ fn the_report_has_every_field_and_its_sums_are_sums() {
     assert_eq!(report["identity"], plan.identity.as_str());
     assert_eq!(report["experts_verified"], false);
     assert_eq!(number(&report, "mla_norm_eps"), 1e-6);
-    assert!(["scalar", "avx2"].contains(&report["isa"].as_str().unwrap()));
+    assert!(["scalar", "avx2", "avx512"].contains(&report["isa"].as_str().unwrap()));
     assert_eq!(count(&report, "threads"), plan.threads as u64);
     assert_eq!(report["cache_policy"], plan.cache_policy.as_str());
     assert_eq!(count(&report, "planned_peak_bytes"), plan.total_bytes);

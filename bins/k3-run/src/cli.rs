@@ -161,6 +161,8 @@ pub enum IsaChoice {
     Scalar,
     /// AVX2 and FMA, or an error.
     Avx2,
+    /// AVX-512, or an error.
+    Avx512,
 }
 
 impl EngineArgs {

@@ -150,6 +150,10 @@ fn read_plan(path: Option<&Path>) -> anyhow::Result<Plan> {
     serde_json::from_value(value).with_context(|| format!("{name}: not a plan; make one: {HOW}"))
 }
 
+fn isa_named(name: &str) -> Option<Isa> {
+    Isa::available().into_iter().find(|isa| isa.name() == name)
+}
+
 fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<EngineOptions> {
     let engine = &cli.engine;
     if !(engine.mla_norm_eps > 0.0 && engine.mla_norm_eps.is_finite()) {
@@ -161,10 +165,11 @@ fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<Engi
     let isa = match engine.isa {
         IsaChoice::Auto => Isa::detect(),
         IsaChoice::Scalar => Isa::Scalar,
-        IsaChoice::Avx2 => Isa::available()
-            .into_iter()
-            .find(|isa| isa.name() == "avx2")
+        IsaChoice::Avx2 => isa_named("avx2")
             .context("--isa avx2: this processor lacks AVX2 or FMA; use --isa auto")?,
+        IsaChoice::Avx512 => isa_named("avx512").context(
+            "--isa avx512: this processor lacks AVX-512 (F, BW, DQ, VL); use --isa auto",
+        )?,
     };
     Ok(EngineOptions {
         threads: engine.threads.map(usize::from),

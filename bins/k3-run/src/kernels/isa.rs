@@ -16,6 +16,24 @@ impl Avx2 {
     }
 }
 
+/// Proof that this processor has AVX-512 (F, BW, DQ, VL) besides AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Avx512(());
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512 {
+    /// Asks the processor.
+    pub fn detect() -> Option<Self> {
+        (Avx2::detect().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl"))
+        .then_some(Self(()))
+    }
+}
+
 /// The instruction set a kernel call uses. The choice changes speed, never a bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -25,26 +43,33 @@ pub enum Isa {
     /// AVX2 with FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// AVX-512 with the features of [`Avx512`].
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
 }
 
 impl Isa {
     /// The fastest instruction set of this processor.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if let Some(avx2) = Avx2::detect() {
-            return Self::Avx2(avx2);
+        {
+            let avx512 = Avx512::detect().map(Self::Avx512);
+            if let Some(best) = avx512.or_else(|| Avx2::detect().map(Self::Avx2)) {
+                return best;
+            }
         }
         Self::Scalar
     }
 
-    /// Every instruction set this processor has, the reference first.
+    /// Every instruction set this processor has, the reference first, the fastest last.
     pub fn available() -> Vec<Self> {
-        let best = Self::detect();
-        if best == Self::Scalar {
-            vec![Self::Scalar]
-        } else {
-            vec![Self::Scalar, best]
+        let mut all = vec![Self::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(Avx2::detect().map(Self::Avx2));
+            all.extend(Avx512::detect().map(Self::Avx512));
         }
+        all
     }
 
     /// The name used by `--isa` and in reports.
@@ -53,6 +78,8 @@ impl Isa {
             Self::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
         }
     }
 }
@@ -65,7 +92,7 @@ mod tests {
     fn the_reference_is_always_available_and_names_differ() {
         let all = Isa::available();
         assert_eq!(all[0], Isa::Scalar);
-        assert!(all.contains(&Isa::detect()));
+        assert_eq!(all.last(), Some(&Isa::detect()));
         let mut names: Vec<_> = all.iter().map(|isa| isa.name()).collect();
         names.dedup();
         assert_eq!(names.len(), all.len());

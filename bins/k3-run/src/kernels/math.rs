@@ -102,11 +102,20 @@ macro_rules! for_each_isa {
                 body($($arg),*);
             }
 
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            fn avx512($($arg: $ty),*) {
+                body($($arg),*);
+            }
+
             match isa {
                 $crate::kernels::Isa::Scalar => body($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an `Avx2` exists only if `Avx2::detect` saw AVX2 and FMA.
                 $crate::kernels::Isa::Avx2(_) => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: an `Avx512` exists only if `Avx512::detect` saw these features.
+                $crate::kernels::Isa::Avx512(_) => unsafe { avx512($($arg),*) },
             }
         }
     };

@@ -97,8 +97,8 @@ fn serial(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     match isa {
         Isa::Scalar => scalar::matmul(w, x, out),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Avx2` exists only if `Avx2::detect` saw AVX2 and FMA.
-        Isa::Avx2(_) => unsafe { avx2::matmul(w, x, out) },
+        // SAFETY: an `Avx2` or `Avx512` exists only if `detect` saw AVX2 and FMA.
+        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::matmul(w, x, out) },
     }
 }
 
