@@ -38,6 +38,7 @@ mod avx2;
 pub mod conv;
 pub mod delta;
 pub mod isa;
+pub mod limits;
 pub mod math;
 pub mod matmul;
 pub mod norm;

@@ -1,0 +1,98 @@
+//! Loops that do nothing but what the machine is limited by, so that a kernel's speed can be told as a share of it.
+//!
+//! The loops run the caller's threads; the caller holds the clock.
+
+use super::isa::Isa;
+use super::math::for_each_isa;
+
+/// Independent sums of [`multiply_add`] with 256-bit registers: twelve of them, more than latency times units needs.
+const NARROW: usize = 96;
+
+/// The same for 512-bit registers.
+const WIDE: usize = 192;
+
+/// Fused multiply-adds from registers on this thread, and how many floating-point operations they were (two each).
+///
+/// The result keeps the work alive and means nothing.
+pub fn multiply_add(isa: Isa, rounds: usize) -> (f32, usize) {
+    let mut narrow = [1f32; NARROW];
+    let mut wide = [1f32; WIDE];
+    let factor = std::hint::black_box(0.999_f32);
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(_) => {
+            multiply_add_wide(isa, &mut wide, factor, rounds);
+            (wide.iter().sum(), 2 * WIDE * rounds)
+        }
+        _ => {
+            multiply_add_narrow(isa, &mut narrow, factor, rounds);
+            (narrow.iter().sum(), 2 * NARROW * rounds)
+        }
+    }
+}
+
+for_each_isa! {
+    fn multiply_add_narrow(sums: &mut [f32; NARROW], factor: f32, rounds: usize) {
+        let mut own = *sums;
+        for _ in 0..rounds {
+            for sum in &mut own {
+                *sum = sum.mul_add(factor, factor);
+            }
+        }
+        *sums = own;
+    }
+}
+
+for_each_isa! {
+    fn multiply_add_wide(sums: &mut [f32; WIDE], factor: f32, rounds: usize) {
+        let mut own = *sums;
+        for _ in 0..rounds {
+            for sum in &mut own {
+                *sum = sum.mul_add(factor, factor);
+            }
+        }
+        *sums = own;
+    }
+}
+
+/// Reads every byte once, in order, on this thread; the result keeps the work alive and means nothing.
+pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
+    let mut sum = 0;
+    read_words(isa, bytes.as_chunks().0, &mut sum);
+    sum
+}
+
+for_each_isa! {
+    fn read_words(chunks: &[[u8; 512]], sum: &mut u64) {
+        let mut sums = [0u64; 64];
+        for chunk in chunks {
+            for i in 0..64 {
+                let word = [0, 1, 2, 3, 4, 5, 6, 7].map(|byte| chunk[8 * i + byte]);
+                sums[i] ^= u64::from_le_bytes(word);
+            }
+        }
+        *sum = sums.iter().fold(0, |all, sum| all ^ sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_isa_does_the_work_it_says() {
+        for isa in Isa::available() {
+            let (sum, operations) = multiply_add(isa, 3);
+            assert!(
+                sum.is_finite() && operations.is_multiple_of(6),
+                "{}",
+                isa.name()
+            );
+            // An even number of equal words cancels; the byte that differs is left.
+            let mut bytes: Vec<u8> = (0..3 * 512).map(|i| u8::from(i % 8 == 0)).collect();
+            assert_eq!(read(isa, &bytes), 0);
+            bytes[700] ^= 4;
+            assert_eq!(read(isa, &bytes), 4 << 32, "{}", isa.name());
+        }
+    }
+}
