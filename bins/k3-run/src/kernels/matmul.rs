@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::activations::Activations;
 #[cfg(target_arch = "x86_64")]
-use super::avx2;
+use super::{avx2, avx512};
 use super::isa::Isa;
 use super::scalar;
 use super::weights::Weights;
@@ -97,8 +97,11 @@ fn serial(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     match isa {
         Isa::Scalar => scalar::matmul(w, x, out),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Avx2` or `Avx512` exists only if `detect` saw AVX2 and FMA.
-        Isa::Avx2(_) | Isa::Avx512(_) => unsafe { avx2::matmul(w, x, out) },
+        // SAFETY: an `Avx2` exists only if `detect` saw AVX2 and FMA.
+        Isa::Avx2(_) => unsafe { avx2::matmul(w, x, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Avx512` exists only if `detect` saw all the features that its bodies are compiled for.
+        Isa::Avx512(_) => unsafe { avx512::matmul(w, x, out) },
     }
 }
 

@@ -35,6 +35,8 @@ pub mod activations;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod conv;
 pub mod delta;
 pub mod isa;
