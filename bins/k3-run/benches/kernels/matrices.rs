@@ -86,14 +86,25 @@ fn heading(threads: usize) {
     );
 }
 
+/// What the engine multiplies at a time: a tile of the trunk as k3-pack cuts it.
+const TILE: (usize, usize) = (1168, 7168);
+
 /// bf16 at the shapes of the trunk and the head.
 pub(crate) fn dense(options: &Options, limits: &Limits, pool: &mut Pool) {
     heading(limits.threads());
-    for (rows, cols) in [(12288, 7168), (7168, 12288), (33792, 7168), (163_840, 7168)] {
+    for (rows, cols) in [
+        (12288, 7168),
+        (7168, 12288),
+        (33792, 7168),
+        (163_840, 7168),
+        TILE,
+    ] {
         let name = format!("bf16 [{rows}, {cols}]");
         for tokens in TOKENS {
             // The head meets the last row only; larger shapes tell nothing more about many vectors.
-            if !options.wants(&format!("{name} x{tokens}")) || (tokens > 1 && rows > 12288) {
+            if !options.wants(&format!("{name} x{tokens}"))
+                || (tokens > 1 && cols * rows != 12288 * 7168)
+            {
                 continue;
             }
             let weights = rows * cols;

@@ -4,11 +4,16 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    _mm256_extract_epi64, _mm256_loadu_si256, _mm256_setzero_si256, _mm256_xor_si256,
+    _MM_HINT_T0, _mm_prefetch, _mm256_extract_epi64, _mm256_loadu_si256, _mm256_setzero_si256,
+    _mm256_xor_si256,
 };
 
 use super::isa::Isa;
 use super::math::for_each_isa;
+
+/// How far ahead of the bytes in hand others are asked for.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 4096;
 
 /// Independent sums of [`multiply_add`] with 256-bit registers: twelve of them, more than latency times units needs.
 const NARROW: usize = 96;
@@ -62,7 +67,8 @@ for_each_isa! {
 
 /// Reads every whole 256 bytes once, in order, on this thread; the result keeps the work alive and means nothing.
 ///
-/// Both vector instruction sets use 256-bit loads, which are as fast as the memory behind them.
+/// Both vector instruction sets use 256-bit loads, which are as fast as the memory behind them, and ask for bytes
+/// [`AHEAD`] of those in hand, as the kernels do.
 pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
     let chunks = bytes.as_chunks().0;
     match isa {
@@ -81,6 +87,9 @@ pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
 fn read_avx2(chunks: &[[u8; 256]]) -> u64 {
     let mut sums = [_mm256_setzero_si256(); 8];
     for chunk in chunks {
+        for line in chunk.as_chunks::<64>().0 {
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
+        }
         for (sum, part) in sums.iter_mut().zip(chunk.as_chunks::<32>().0) {
             // SAFETY: 32 readable bytes, and the load allows any alignment.
             let part = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };
