@@ -8,7 +8,7 @@ use std::arch::x86_64::{
     _mm512_setzero_ps,
 };
 
-use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
+use super::super::activations::{Activations, BLOCK, BlockLines, LANES, Line};
 use super::super::weights::{GROUP, Weights, half_factors};
 use super::{Lanes, dense_line, load, mxfp4_lines};
 
@@ -74,42 +74,90 @@ fn dense_block<const BYTES: usize>(bytes: &[u8; BYTES], x: &BlockLines) -> __m51
     sum
 }
 
-/// One row of MXFP4 times one vector.
+/// One row of MXFP4 times one vector, in three stages that work on neighbouring blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn mxfp4_row(packed: &[u8], scale: &[u8], factors: &[f32; 256], x: &[BlockLines]) -> f32 {
     let (packed, packed_rest) = packed.as_chunks::<{ BLOCK / 2 }>();
     let (scale, scale_rest) = scale.as_chunks::<{ BLOCK / GROUP }>();
     let mut sum = Lanes::zero();
-    for ((packed, scale), x) in packed.iter().zip(scale).zip(x) {
-        ask_ahead(packed);
-        sum.carry(mxfp4_block(packed, scale, factors, x));
+    let mut part = _mm512_setzero_ps();
+    if let Some((first, following)) = packed.split_first() {
+        let mut lines = unpack(first);
+        for ((next, scale), x) in following.iter().zip(scale).zip(x) {
+            ask_ahead(next);
+            sum.carry(part);
+            let groups = multiply(lines, x);
+            lines = unpack(next);
+            part = scaled(groups, scale, factors);
+        }
+        sum.carry(part);
+        let last = packed.len() - 1;
+        part = scaled(multiply(lines, &x[last]), &scale[last], factors);
     }
+    sum.carry(part);
     if let Some(x) = x.get(packed.len()) {
         // Fewer groups; an absent one would add zeros, which change nothing.
-        sum.carry(mxfp4_block(packed_rest, scale_rest, factors, x));
+        let mut part = _mm512_setzero_ps();
+        let groups = packed_rest.as_chunks().0.iter().zip(scale_rest);
+        for ((bytes, byte), x) in groups.zip(x.as_chunks().0) {
+            part = add_scaled(multiply_group(mxfp4_lines(bytes), x), *byte, factors, part);
+        }
+        sum.carry(part);
     }
     sum.reduce()
 }
 
+type Unpacked = [[__m512; 2]; BLOCK / GROUP];
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn mxfp4_block(packed: &[u8], scale: &[u8], factors: &[f32; 256], x: &BlockLines) -> __m512 {
+fn unpack(packed: &[u8; BLOCK / 2]) -> Unpacked {
+    let groups = packed.as_chunks::<{ GROUP / 2 }>().0;
+    [
+        mxfp4_lines(&groups[0]),
+        mxfp4_lines(&groups[1]),
+        mxfp4_lines(&groups[2]),
+        mxfp4_lines(&groups[3]),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn multiply(w: Unpacked, x: &BlockLines) -> [__m512; BLOCK / GROUP] {
+    let x = x.as_chunks::<2>().0;
+    [
+        multiply_group(w[0], &x[0]),
+        multiply_group(w[1], &x[1]),
+        multiply_group(w[2], &x[2]),
+        multiply_group(w[3], &x[3]),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn multiply_group(w: [__m512; 2], x: &[Line; 2]) -> __m512 {
+    _mm512_fmadd_ps(w[1], load(&x[1]), _mm512_mul_ps(w[0], load(&x[0])))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn scaled(
+    groups: [__m512; BLOCK / GROUP],
+    scale: &[u8; BLOCK / GROUP],
+    factors: &[f32; 256],
+) -> __m512 {
     let mut sum = _mm512_setzero_ps();
-    for ((bytes, byte), x) in packed
-        .as_chunks::<{ GROUP / 2 }>()
-        .0
-        .iter()
-        .zip(scale)
-        .zip(x.as_chunks::<2>().0)
-    {
-        let [w0, w1] = mxfp4_lines(bytes);
-        let first = _mm512_mul_ps(w0, load(&x[0]));
-        let group = _mm512_fmadd_ps(w1, load(&x[1]), first);
-        let factor = _mm512_set1_ps(factors[usize::from(*byte)]);
-        sum = _mm512_fmadd_ps(factor, group, sum);
+    for (group, byte) in groups.into_iter().zip(scale) {
+        sum = add_scaled(group, *byte, factors, sum);
     }
     sum
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn add_scaled(group: __m512, byte: u8, factors: &[f32; 256], sum: __m512) -> __m512 {
+    _mm512_fmadd_ps(_mm512_set1_ps(factors[usize::from(byte)]), group, sum)
 }
 
 /// Asks for the bytes [`AHEAD`] of these; past the end of the weights that does nothing.
