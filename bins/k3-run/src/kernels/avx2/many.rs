@@ -7,19 +7,19 @@
 
 use std::ops::Range;
 
-use super::super::activations::{Activations, BlockLines, LANES};
+use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
 use super::super::weights::Weights;
-use super::load_lanes;
 use super::tile::{Form, ROWS, Sums, TileBlock, in_range, multiply};
 use super::unpack::unpack;
+use super::{Next, load_lanes};
 
 /// The most vectors [`few`] is faster for.
-pub(super) const FEW: usize = 16;
+pub(super) const FEW: usize = 24;
 
 /// `out[row][t] = w[row] . x[t]` for up to [`FEW`] vectors.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn few(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
-    matmul(&mut Scratch::<1, FEW, 2>::new(), w, x, out);
+    matmul(&mut Scratch::<1, FEW, 8>::new(), w, x, out);
 }
 
 /// `out[row][t] = w[row] . x[t]`.
@@ -71,8 +71,13 @@ fn matmul<const TILES: usize, const TOKENS: usize, const DEPTH: usize>(
                 for (first, sums) in rows.clone().step_by(ROWS).zip(&mut scratch.sums) {
                     let rows = first..rows.end.min(first + ROWS);
                     let tile = &mut scratch.tile[..blocks.len()];
+                    let next = if blocks.end < num_blocks {
+                        next(w, x.cols(), rows.start, blocks.end, DEPTH)
+                    } else {
+                        next(w, x.cols(), rows.start + in_turn, 0, DEPTH)
+                    };
                     let form = unpack(w, x.cols(), rows, blocks.clone(), scalable, tile);
-                    multiply_tile(form, tile, x, tokens.clone(), blocks.clone(), sums);
+                    multiply_tile(form, tile, x, tokens.clone(), blocks.clone(), next, sums);
                 }
             }
             for (r, out) in out.chunks_exact_mut(num_tokens).enumerate() {
@@ -85,6 +90,22 @@ fn matmul<const TILES: usize, const TOKENS: usize, const DEPTH: usize>(
     }
 }
 
+/// `depth` blocks from `block` on of the rows from `row` on.
+fn next(w: Weights<'_>, cols: usize, row: usize, block: usize, depth: usize) -> Next<'_> {
+    let (bytes, block_bytes) = match w {
+        Weights::Bf16(bytes) => (bytes, BLOCK * 2),
+        Weights::F32(bytes) => (bytes, BLOCK * 4),
+        Weights::Mxfp4 { packed, .. } => (packed, BLOCK / 2),
+    };
+    let row_bytes = cols * block_bytes / BLOCK;
+    Next {
+        bytes,
+        start: row * row_bytes + block * block_bytes,
+        row_bytes,
+        lines_per_row: depth * block_bytes / 64,
+    }
+}
+
 /// Adds `blocks` of a tile times `tokens` to their sums.
 #[target_feature(enable = "avx2,fma")]
 fn multiply_tile(
@@ -93,10 +114,12 @@ fn multiply_tile(
     x: &Activations,
     tokens: Range<usize>,
     blocks: Range<usize>,
+    next: Next<'_>,
     mut sums: &mut [Sums],
 ) {
     let mut at = tokens.start;
     while at < tokens.end {
+        next.ask(at - tokens.start, tokens.len());
         let vector = |t| -> &[BlockLines] { &x.row(at + t)[blocks.clone()] };
         let count = match (tokens.end - at, form) {
             (1, _) => {
@@ -113,6 +136,9 @@ fn multiply_tile(
                 2
             }
         };
+        for skipped in 1..count {
+            next.ask(at - tokens.start + skipped, tokens.len());
+        }
         at += count;
         sums = &mut sums[count..];
     }

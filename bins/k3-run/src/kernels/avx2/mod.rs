@@ -3,6 +3,7 @@
 //! Storage order puts the even lanes of sixteen inputs in one register and the odd lanes in the next, so a block sum is
 //! two registers of f32 and a running sum four of f64.
 
+mod few;
 mod many;
 mod one;
 mod tile;
@@ -25,9 +26,18 @@ use super::weights::Weights;
 /// `out[row][t] = w[row] . x[t]` on this thread.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
-    match x.num_rows() {
-        1 => one::matvec(w, x, out),
-        ..=many::FEW => many::few(w, x, out),
+    match (x.num_rows(), w) {
+        (1, _) => one::matvec(w, x, out),
+        (..=few::BF16_MOST, Weights::Bf16(bytes)) => few::bf16(bytes, x, out),
+        (
+            ..=few::MXFP4_MOST,
+            Weights::Mxfp4 {
+                packed,
+                scale,
+                nan_scales,
+            },
+        ) => few::mxfp4(packed, scale, nan_scales, x, out),
+        (..=many::FEW, _) => many::few(w, x, out),
         _ => many::many(w, x, out),
     }
 }
@@ -119,6 +129,46 @@ fn load_lanes(sums: &[f64; LANES]) -> Lanes {
         *lane = unsafe { _mm256_loadu_pd(four.as_ptr()) };
     }
     lanes
+}
+
+/// Block `b` of a row, copied into `padded`, which is zero, when the row ends inside it.
+#[inline]
+fn block_of<'a, const BYTES: usize>(
+    row: &'a [u8],
+    b: usize,
+    padded: &'a mut [u8; BYTES],
+) -> &'a [u8; BYTES] {
+    let (whole, rest) = row.as_chunks::<BYTES>();
+    whole.get(b).unwrap_or_else(|| {
+        padded[..rest.len()].copy_from_slice(rest);
+        padded
+    })
+}
+
+/// The weights that four rows need next, to be asked for a share at a time: all at once, the processor would do nothing else
+/// until they are there.
+#[derive(Clone, Copy)]
+struct Next<'a> {
+    /// The matrix.
+    bytes: &'a [u8],
+    /// Of the first row's bytes wanted.
+    start: usize,
+    row_bytes: usize,
+    lines_per_row: usize,
+}
+
+impl Next<'_> {
+    /// Asks for one of `shares` shares. Past the end of the weights that does nothing.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn ask(self, share: usize, shares: usize) {
+        let all = tile::ROWS * self.lines_per_row;
+        for line in share * all / shares..(share + 1) * all / shares {
+            let (row, line) = (line / self.lines_per_row, line % self.lines_per_row);
+            let at = self.start + row * self.row_bytes + line * 64;
+            _mm_prefetch::<_MM_HINT_T0>(self.bytes.as_ptr().wrapping_add(at).cast());
+        }
+    }
 }
 
 /// Asks for the bytes `ahead` of these; past the end of the weights that does nothing.

@@ -40,7 +40,7 @@ pub(super) const ROWS: usize = 4;
 pub(super) const GROUPS: usize = BLOCK / GROUP;
 
 /// Blocks whose f32 sums are carried together.
-const CARRIED: usize = 2;
+pub(super) const CARRIED: usize = 2;
 
 /// Running f64 lanes of a tile's rows for one vector.
 pub(super) type Sums = [[f64; LANES]; ROWS];
@@ -71,8 +71,11 @@ pub(super) enum Form {
     Factors,
 }
 
-/// The block sums of one tile.
-type BlockSums<const N: usize> = [[Line; ROWS]; N];
+/// The f32 sums of one block of a tile's rows, by vector.
+pub(super) type BlockSums<const N: usize> = [[Line; ROWS]; N];
+
+/// What [`BlockSums`] start from, for one vector.
+pub(super) const NO_SUMS: [Line; ROWS] = [Line([0.0; LANES]); ROWS];
 
 /// Scale bytes whose factors may be multiplied into the weights.
 pub(super) const SCALES: RangeInclusive<u8> = 128 - 40..=128 + 40;
@@ -131,18 +134,12 @@ fn multiply_form<const N: usize, const FORM: u8>(
 ) {
     let x = x.map(|x| &x[..tile.len()]);
     let sums = &mut sums[..N];
-    let mut blocks = [[[Line([0.0; LANES]); ROWS]; N]; CARRIED];
-    let (pairs, rest) = tile.as_chunks::<CARRIED>();
-    for (i, pair) in pairs.iter().enumerate() {
-        for k in 0..CARRIED {
-            products::<N, FORM>(&pair[k], x.map(|x| &x[i * CARRIED + k]), &mut blocks[k]);
+    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    for (i, w) in tile.chunks(CARRIED).enumerate() {
+        for (k, (w, block)) in w.iter().zip(&mut blocks).enumerate() {
+            products::<N, FORM>(w, x.map(|x| &x[i * CARRIED + k]), block);
         }
-        carry::<N, CARRIED>(&blocks, sums);
-    }
-    for (i, block) in rest.iter().enumerate() {
-        let at = pairs.len() * CARRIED + i;
-        products::<N, FORM>(block, x.map(|x| &x[at]), &mut blocks[0]);
-        carry::<N, 1>(blocks[..1].as_array().expect("one block"), sums);
+        carry(&blocks, w.len(), sums);
     }
 }
 
@@ -176,7 +173,8 @@ fn dense_half<const N: usize, const HALF: usize>(
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
     // A count the compiler cannot see: unrolled, the loop would load far ahead and spill the sums.
-    for i in 0..black_box(BLOCK / LANES).min(BLOCK / LANES) {
+    for i in 0..black_box(BLOCK / LANES) {
+        let i = i % (BLOCK / LANES);
         // Twelve sums, three inputs and one weight at a time are all sixteen registers.
         let x = x.map(|x| half::<HALF>(&x[i]));
         for r in 0..ROWS {
@@ -198,7 +196,8 @@ fn mxfp4_half<const N: usize, const FORM: u8, const HALF: usize>(
     sums: &mut BlockSums<N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
-    for g in 0..black_box(GROUPS).min(GROUPS) {
+    for g in 0..black_box(GROUPS) {
+        let g = g % GROUPS;
         let x: [[__m256; 2]; N] =
             array::from_fn(|t| [half::<HALF>(&x[t][2 * g]), half::<HALF>(&x[t][2 * g + 1])]);
         for r in 0..ROWS {
@@ -219,7 +218,7 @@ fn mxfp4_half<const N: usize, const FORM: u8, const HALF: usize>(
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn half<const HALF: usize>(line: &Line) -> __m256 {
+pub(super) fn half<const HALF: usize>(line: &Line) -> __m256 {
     const { assert!(HALF == 0 || HALF == LANES / 2) };
     let eight: &[f32] = &line.0[HALF..HALF + 8];
     // SAFETY: eight readable f32.
@@ -228,7 +227,7 @@ fn half<const HALF: usize>(line: &Line) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn store_half<const N: usize, const HALF: usize>(
+pub(super) fn store_half<const N: usize, const HALF: usize>(
     tile: &[[__m256; N]; ROWS],
     sums: &mut BlockSums<N>,
 ) {
@@ -241,12 +240,25 @@ fn store_half<const N: usize, const HALF: usize>(
     }
 }
 
-/// Adds the sums of `K` blocks, ascending, to the f64 lanes.
+/// Adds the sums of the first `count` blocks, ascending, to the f64 lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn carry<const N: usize, const K: usize>(blocks: &[BlockSums<N>; K], sums: &mut [Sums]) {
+pub(super) fn carry<const N: usize>(
+    blocks: &[BlockSums<N>; CARRIED],
+    count: usize,
+    sums: &mut [Sums],
+) {
     // Seen through, the compiler would keep the sums in registers and shuffle their halves.
     let blocks = black_box(blocks);
+    match blocks[..count].as_array::<CARRIED>() {
+        Some(all) => carry_all(all, sums),
+        None => carry_all::<N, 1>(blocks[..1].as_array().expect("one block"), sums),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn carry_all<const N: usize, const K: usize>(blocks: &[BlockSums<N>; K], sums: &mut [Sums]) {
     for t in 0..N {
         for r in 0..ROWS {
             for (quad, lanes) in sums[t][r].as_chunks_mut::<4>().0.iter_mut().enumerate() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::super::activations::{BLOCK, BlockLines, LANES, Line};
 use super::super::weights::{GROUP, NanScales, Weights, half_factors};
 use super::tile::{Form, GROUPS, ROWS, SCALES, TileBlock};
-use super::{Pair, ask_ahead, dense_pair, mxfp4_pairs};
+use super::{Pair, block_of, dense_pair, mxfp4_pairs};
 
 /// Bytes of a packed block.
 const PACKED: usize = BLOCK / 2;
@@ -80,33 +80,14 @@ fn dense<const BYTES: usize>(
     blocks: Range<usize>,
     tile: &mut [TileBlock],
 ) {
-    let ahead = (blocks.len() * BYTES).max(AHEAD);
     for (r, row) in rows.enumerate() {
         let row = &bytes[row * row_bytes..(row + 1) * row_bytes];
         for (b, into) in blocks.clone().zip(tile.iter_mut()) {
             let mut padded = [0; BYTES];
             let bytes = block_of(row, b, &mut padded);
-            ask_ahead(bytes, ahead);
             dense_lines(bytes, &mut into.lines[r]);
         }
     }
-}
-
-/// The least distance at which a row's bytes are asked for ahead of use.
-const AHEAD: usize = 1024;
-
-/// Block `b` of a row, copied into `padded`, which is zero, when the row ends inside it.
-#[inline]
-fn block_of<'a, const BYTES: usize>(
-    row: &'a [u8],
-    b: usize,
-    padded: &'a mut [u8; BYTES],
-) -> &'a [u8; BYTES] {
-    let (whole, rest) = row.as_chunks::<BYTES>();
-    whole.get(b).unwrap_or_else(|| {
-        padded[..rest.len()].copy_from_slice(rest);
-        padded
-    })
 }
 
 #[inline]
@@ -130,11 +111,9 @@ impl PackedRow<'_> {
     #[target_feature(enable = "avx2,fma")]
     fn unpack<const SCALED: bool>(self, r: usize, blocks: Range<usize>, tile: &mut [TileBlock]) {
         let table = half_factors(self.nan_scales);
-        let ahead = (blocks.len() * PACKED).max(AHEAD);
         for ((b, into), scales) in blocks.zip(tile).zip(self.scales.chunks(GROUPS)) {
             let mut padded = [0; PACKED];
             let bytes = block_of(self.packed, b, &mut padded);
-            ask_ahead(bytes, ahead);
             // An absent group has factor 0, as its weights are.
             let mut factors = [0.0; GROUPS];
             for (factor, byte) in factors.iter_mut().zip(scales) {
