@@ -1,6 +1,6 @@
-//! Two to sixteen vectors: still near memory speed, so weights are not unpacked into a panel first but decoded in registers,
-//! once for four vectors. The tile and its sums are those of [`many`](super::many); even lanes take the low half of each word
-//! or byte, odd lanes the high half, so each pass decodes only what it uses.
+//! A few vectors: weights are decoded in registers, once for up to three vectors, and never written back.
+//!
+//! Even lanes take the low half of each word or byte, odd lanes the high half, so each pass decodes only what it uses.
 
 #![expect(
     clippy::needless_range_loop,
@@ -8,66 +8,68 @@
 )]
 
 use std::arch::x86_64::{
-    __m128i, __m256, _MM_HINT_T0, _mm_and_si128, _mm_loadu_si128, _mm_prefetch, _mm_set1_epi8,
-    _mm_setr_epi8, _mm_shuffle_epi8, _mm_srli_epi16, _mm_unpackhi_epi64, _mm256_and_si256,
-    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_fmadd_ps,
-    _mm256_loadu_si256, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_slli_epi32,
+    __m256, _mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_setr_epi8, _mm_shuffle_epi8,
+    _mm_srli_epi16, _mm_unpackhi_epi64, _mm256_and_si256, _mm256_castsi256_ps,
+    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_si256, _mm256_mul_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
 };
+use std::array;
 use std::hint::black_box;
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
 use super::super::weights::{GROUP, NanScales, half_factors};
-use super::many::{Sums, TILE_ROWS, TILE_TOKENS, carry, half, load_lanes};
+use super::tile::{BlockSums, CARRIED, GROUPS, NO_SUMS, ROWS, Sums, carry, half, store_half};
+use super::{Next, block_of, load_lanes};
 
-/// The most vectors this is faster for.
-pub(super) const MOST: usize = 16;
+/// The most vectors of bf16 this is faster for.
+pub(super) const BF16_MOST: usize = 16;
+/// The most vectors of MXFP4 this is faster for.
+pub(super) const MXFP4_MOST: usize = 4;
 
-/// How far ahead of the block in hand a row's bytes are asked for.
-const AHEAD: usize = 1024;
+/// Blocks that all vectors meet before the next ones: shorter runs of a vector are not fetched ahead by the processor.
+const DEPTH: usize = 8;
 
 const BF16: usize = BLOCK * 2;
 const PACKED: usize = BLOCK / 2;
-const GROUPS: usize = BLOCK / GROUP;
 
-/// The blocks of vectors four at a time; past the last vector the last one stands in, and its sums are dropped.
-fn tile_inputs(x: &Activations, first: usize, b: usize) -> [&BlockLines; TILE_TOKENS] {
-    std::array::from_fn(|t| &x.row((first + t).min(x.num_rows() - 1))[b])
-}
-
+/// `out[row][t] = w[row] . x[t]` for up to [`BF16_MOST`] vectors.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn bf16(bytes: &[u8], x: &Activations, out: &mut [f32]) {
     let (num_tokens, row_bytes) = (x.num_rows(), x.cols() * 2);
-    let mut padded = [[0; BF16]; TILE_ROWS];
-    for (out, rows) in out
-        .chunks_mut(TILE_ROWS * num_tokens)
-        .zip(bytes.chunks(TILE_ROWS * row_bytes))
+    let mut padded = [[[0; BF16]; ROWS]; DEPTH];
+    for ((tile, out), rows) in (0..)
+        .zip(out.chunks_mut(ROWS * num_tokens))
+        .zip(bytes.chunks(ROWS * row_bytes))
     {
         let rows = tile_rows(rows, row_bytes);
-        let mut sums = [[[0.0; LANES]; TILE_ROWS]; MOST];
-        for b in 0..x.blocks_per_row() {
-            let mut block = [&[0; BF16]; TILE_ROWS];
-            for ((block, padded), row) in block.iter_mut().zip(&mut padded).zip(rows) {
-                *block = block_of(row, b, padded);
-                ask_ahead(block);
-            }
-            for (first, sums) in (0..num_tokens)
-                .step_by(TILE_TOKENS)
-                .zip(sums.chunks_mut(TILE_TOKENS))
-            {
-                let inputs = tile_inputs(x, first, b);
-                match num_tokens - first {
-                    1 => bf16_block::<1>(block, inputs, sums),
-                    2 => bf16_block::<2>(block, inputs, sums),
-                    3 => bf16_block::<3>(block, inputs, sums),
-                    _ => bf16_block::<4>(block, inputs, sums),
-                }
+        let mut sums = [[[0.0; LANES]; ROWS]; BF16_MOST];
+        for first in (0..x.blocks_per_row()).step_by(DEPTH) {
+            let count = DEPTH.min(x.blocks_per_row() - first);
+            let blocks = tile_blocks(rows, first, count, &mut padded);
+            let next = Next {
+                bytes: bytes,
+                start: if first + DEPTH < x.blocks_per_row() {
+                    tile * ROWS * row_bytes + (first + DEPTH) * BF16
+                } else {
+                    (tile + 1) * ROWS * row_bytes
+                },
+                row_bytes,
+                lines_per_row: DEPTH * BF16 / 64,
+            };
+            let mut at = 0;
+            while at < num_tokens {
+                let sums = &mut sums[at..];
+                at += match num_tokens - at {
+                    1 => bf16_blocks::<1>(&blocks[..count], x, at, first, next, sums),
+                    _ => bf16_blocks::<2>(&blocks[..count], x, at, first, next, sums),
+                };
             }
         }
         finish(&sums, num_tokens, out);
     }
 }
 
+/// `out[row][t] = w[row] . x[t]` for up to [`MXFP4_MOST`] vectors.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn mxfp4(
     packed: &[u8],
@@ -76,76 +78,82 @@ pub(super) fn mxfp4(
     x: &Activations,
     out: &mut [f32],
 ) {
-    let mut padded = [[0; PACKED]; TILE_ROWS];
     let table = half_factors(nan_scales);
     let (num_tokens, row_bytes, row_scales) = (x.num_rows(), x.cols() / 2, x.cols() / GROUP);
+    let mut padded = [[[0; PACKED]; ROWS]; DEPTH];
     let rows = packed
-        .chunks(TILE_ROWS * row_bytes)
-        .zip(scale.chunks(TILE_ROWS * row_scales));
-    for (out, (rows, scales)) in out.chunks_mut(TILE_ROWS * num_tokens).zip(rows) {
+        .chunks(ROWS * row_bytes)
+        .zip(scale.chunks(ROWS * row_scales));
+    for ((tile, out), (rows, scales)) in (0..).zip(out.chunks_mut(ROWS * num_tokens)).zip(rows) {
         let (rows, scales) = (tile_rows(rows, row_bytes), tile_rows(scales, row_scales));
-        let mut sums = [[[0.0; LANES]; TILE_ROWS]; MOST];
-        for b in 0..x.blocks_per_row() {
-            let mut block = [&[0; PACKED]; TILE_ROWS];
-            let mut factors = [[0.0; GROUPS]; TILE_ROWS];
-            for (r, padded) in padded.iter_mut().enumerate() {
-                block[r] = block_of(rows[r], b, padded);
-                ask_ahead(block[r]);
-                for (factor, byte) in factors[r].iter_mut().zip(&scales[r][b * GROUPS..]) {
-                    *factor = table[usize::from(*byte)];
+        let mut sums = [[[0.0; LANES]; ROWS]; MXFP4_MOST];
+        for first in (0..x.blocks_per_row()).step_by(DEPTH) {
+            let count = DEPTH.min(x.blocks_per_row() - first);
+            let blocks = tile_blocks(rows, first, count, &mut padded);
+            // An absent group has factor 0, as its weights are.
+            let mut factors = [[[0.0; GROUPS]; ROWS]; DEPTH];
+            for r in 0..ROWS {
+                let groups = scales[r][first * GROUPS..].chunks(GROUPS);
+                for (factors, bytes) in factors.iter_mut().zip(groups) {
+                    for (factor, byte) in factors[r].iter_mut().zip(bytes) {
+                        *factor = table[usize::from(*byte)];
+                    }
                 }
             }
-            for (first, sums) in (0..num_tokens)
-                .step_by(TILE_TOKENS)
-                .zip(sums.chunks_mut(TILE_TOKENS))
-            {
-                let inputs = tile_inputs(x, first, b);
-                match num_tokens - first {
-                    1 => mxfp4_block::<1>(block, &factors, inputs, sums),
-                    2 => mxfp4_block::<2>(block, &factors, inputs, sums),
-                    3 => mxfp4_block::<3>(block, &factors, inputs, sums),
-                    _ => mxfp4_block::<4>(block, &factors, inputs, sums),
-                }
+            let blocks: [_; DEPTH] = array::from_fn(|k| (blocks[k], factors[k]));
+            let next = Next {
+                bytes: packed,
+                start: if first + DEPTH < x.blocks_per_row() {
+                    tile * ROWS * row_bytes + (first + DEPTH) * PACKED
+                } else {
+                    (tile + 1) * ROWS * row_bytes
+                },
+                row_bytes,
+                lines_per_row: DEPTH * PACKED / 64,
+            };
+            let mut at = 0;
+            while at < num_tokens {
+                let sums = &mut sums[at..];
+                at += match num_tokens - at {
+                    1 => mxfp4_blocks::<1>(&blocks[..count], x, at, first, next, sums),
+                    2 | 4 => mxfp4_blocks::<2>(&blocks[..count], x, at, first, next, sums),
+                    _ => mxfp4_blocks::<3>(&blocks[..count], x, at, first, next, sums),
+                };
             }
         }
         finish(&sums, num_tokens, out);
     }
 }
 
-/// Up to three rows; past the last row the first one stands in, and its sums are dropped.
-fn tile_rows(bytes: &[u8], row_bytes: usize) -> [&[u8]; TILE_ROWS] {
-    std::array::from_fn(|r| {
+/// Up to four rows; past the last row the first one stands in, and its sums are dropped.
+fn tile_rows(bytes: &[u8], row_bytes: usize) -> [&[u8]; ROWS] {
+    array::from_fn(|r| {
         bytes
             .get(r * row_bytes..(r + 1) * row_bytes)
             .unwrap_or(&bytes[..row_bytes])
     })
 }
 
-/// Block `b` of a row, from `padded` when the row ends inside it. `padded` is zero past the end of every row, since all rows
-/// end alike.
-#[inline]
-fn block_of<'a, const BYTES: usize>(
-    row: &'a [u8],
-    b: usize,
-    padded: &'a mut [u8; BYTES],
-) -> &'a [u8; BYTES] {
-    let (whole, rest) = row.as_chunks::<BYTES>();
-    whole.get(b).unwrap_or_else(|| {
-        padded[..rest.len()].copy_from_slice(rest);
-        padded
-    })
-}
-
+/// Blocks `first..first + count` of the rows of a tile, the rest empty.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn ask_ahead<const BYTES: usize>(bytes: &[u8; BYTES]) {
-    for line in bytes.chunks_exact(64) {
-        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
+fn tile_blocks<'a, const BYTES: usize>(
+    rows: [&'a [u8]; ROWS],
+    first: usize,
+    count: usize,
+    padded: &'a mut [[[u8; BYTES]; ROWS]; DEPTH],
+) -> [[&'a [u8; BYTES]; ROWS]; DEPTH] {
+    let mut blocks = [[&[0; BYTES]; ROWS]; DEPTH];
+    for ((b, blocks), padded) in (first..first + count).zip(&mut blocks).zip(padded) {
+        for ((block, row), padded) in blocks.iter_mut().zip(rows).zip(padded) {
+            *block = block_of(row, b, padded);
+        }
     }
+    blocks
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn finish(sums: &[Sums; MOST], num_tokens: usize, out: &mut [f32]) {
+fn finish(sums: &[Sums], num_tokens: usize, out: &mut [f32]) {
     for (r, out) in out.chunks_exact_mut(num_tokens).enumerate() {
         for (out, sums) in out.iter_mut().zip(sums) {
             *out = load_lanes(&sums[r]).reduce();
@@ -153,38 +161,52 @@ fn finish(sums: &[Sums; MOST], num_tokens: usize, out: &mut [f32]) {
     }
 }
 
-#[inline]
+/// Adds `w`, the blocks from `first` on, times `N` vectors from `at` on to their sums. Returns `N`.
 #[target_feature(enable = "avx2,fma")]
-fn bf16_block<const N: usize>(
-    w: [&[u8; BF16]; TILE_ROWS],
-    x: [&BlockLines; TILE_TOKENS],
+fn bf16_blocks<const N: usize>(
+    w: &[[&[u8; BF16]; ROWS]],
+    x: &Activations,
+    at: usize,
+    first: usize,
+    next: Next<'_>,
     sums: &mut [Sums],
-) {
-    // As in `many`: unrolled, the sums would not stay in registers.
-    let steps = black_box(BLOCK / LANES).min(BLOCK / LANES);
-    bf16_half_block::<N, 0>(w, x, sums, steps);
-    bf16_half_block::<N, 8>(w, x, sums, steps);
+) -> usize {
+    let x_rows = x.num_rows();
+    let x: [&[BlockLines]; N] = array::from_fn(|t| &x.row(at + t)[first..first + w.len()]);
+    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    for (i, w) in w.chunks(CARRIED).enumerate() {
+        let shares = x_rows.div_ceil(N) * (DEPTH / CARRIED);
+        next.ask(at / N * (DEPTH / CARRIED) + i, shares);
+        for (k, (w, block)) in w.iter().zip(&mut blocks).enumerate() {
+            let x = x.map(|x| &x[i * CARRIED + k]);
+            bf16_half_block::<N, 0>(*w, x, block);
+            bf16_half_block::<N, 8>(*w, x, block);
+        }
+        carry(&blocks, w.len(), sums);
+    }
+    N
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn bf16_half_block<const N: usize, const HALF: usize>(
-    w: [&[u8; BF16]; TILE_ROWS],
-    x: [&BlockLines; TILE_TOKENS],
-    sums: &mut [Sums],
-    steps: usize,
+    w: [&[u8; BF16]; ROWS],
+    x: [&BlockLines; N],
+    sums: &mut BlockSums<N>,
 ) {
-    let mut tile = [[_mm256_setzero_ps(); N]; TILE_ROWS];
-    for i in 0..steps {
-        let w = w.map(|w| bf16_half::<HALF>(&w.as_chunks().0[i]));
-        for t in 0..N {
-            let input = half::<HALF>(&x[t][i]);
-            for r in 0..TILE_ROWS {
-                tile[r][t] = _mm256_fmadd_ps(w[r], input, tile[r][t]);
+    let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
+    // As in `tile`: unrolled, the sums would not stay in registers.
+    for i in 0..black_box(BLOCK / LANES) {
+        let i = i % (BLOCK / LANES);
+        let x = x.map(|x| half::<HALF>(&x[i]));
+        for r in 0..ROWS {
+            let w = bf16_half::<HALF>(&w[r].as_chunks().0[i]);
+            for t in 0..N {
+                tile[r][t] = _mm256_fmadd_ps(w, x[t], tile[r][t]);
             }
         }
     }
-    carry::<N, HALF>(&tile, sums);
+    store_half::<N, HALF>(&tile, sums);
 }
 
 /// The even (`HALF` 0) or odd weights of sixteen.
@@ -200,31 +222,46 @@ fn bf16_half<const HALF: usize>(bytes: &[u8; 2 * LANES]) -> __m256 {
     })
 }
 
-#[inline]
+/// One block of a tile's rows and the factors of its groups.
+type PackedBlock<'a> = ([&'a [u8; PACKED]; ROWS], [[f32; GROUPS]; ROWS]);
+
+/// [`bf16_blocks`] for MXFP4.
 #[target_feature(enable = "avx2,fma")]
-fn mxfp4_block<const N: usize>(
-    w: [&[u8; PACKED]; TILE_ROWS],
-    factors: &[[f32; GROUPS]; TILE_ROWS],
-    x: [&BlockLines; TILE_TOKENS],
+fn mxfp4_blocks<const N: usize>(
+    w: &[PackedBlock<'_>],
+    x: &Activations,
+    at: usize,
+    first: usize,
+    next: Next<'_>,
     sums: &mut [Sums],
-) {
-    let groups = black_box(GROUPS).min(GROUPS);
-    mxfp4_half_block::<N, 0>(w, factors, x, sums, groups);
-    mxfp4_half_block::<N, 8>(w, factors, x, sums, groups);
+) -> usize {
+    let x_rows = x.num_rows();
+    let x: [&[BlockLines]; N] = array::from_fn(|t| &x.row(at + t)[first..first + w.len()]);
+    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    for (i, w) in w.chunks(CARRIED).enumerate() {
+        let shares = x_rows.div_ceil(N) * (DEPTH / CARRIED);
+        next.ask(at / N * (DEPTH / CARRIED) + i, shares);
+        for (k, (w, block)) in w.iter().zip(&mut blocks).enumerate() {
+            let x = x.map(|x| &x[i * CARRIED + k]);
+            mxfp4_half_block::<N, 0>(w, x, block);
+            mxfp4_half_block::<N, 8>(w, x, block);
+        }
+        carry(&blocks, w.len(), sums);
+    }
+    N
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn mxfp4_half_block<const N: usize, const HALF: usize>(
-    w: [&[u8; PACKED]; TILE_ROWS],
-    factors: &[[f32; GROUPS]; TILE_ROWS],
-    x: [&BlockLines; TILE_TOKENS],
-    sums: &mut [Sums],
-    groups: usize,
+    (w, factors): &PackedBlock<'_>,
+    x: [&BlockLines; N],
+    sums: &mut BlockSums<N>,
 ) {
-    let mut tile = [[_mm256_setzero_ps(); N]; TILE_ROWS];
-    for g in 0..groups {
-        for r in 0..TILE_ROWS {
+    let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
+    for g in 0..black_box(GROUPS) {
+        let g = g % GROUPS;
+        for r in 0..ROWS {
             let [w0, w1] = mxfp4_half::<HALF>(&w[r].as_chunks().0[g]);
             let factor = _mm256_set1_ps(factors[r][g]);
             for t in 0..N {
@@ -234,7 +271,7 @@ fn mxfp4_half_block<const N: usize, const HALF: usize>(
             }
         }
     }
-    carry::<N, HALF>(&tile, sums);
+    store_half::<N, HALF>(&tile, sums);
 }
 
 /// The doubled even (`HALF` 0) or odd weights of a group: of elements 0-15, of 16-31.
@@ -243,7 +280,7 @@ fn mxfp4_half_block<const N: usize, const HALF: usize>(
 fn mxfp4_half<const HALF: usize>(bytes: &[u8; GROUP / 2]) -> [__m256; 2] {
     let table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     // SAFETY: 16 readable bytes, and the load allows any alignment.
-    let packed: __m128i = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+    let packed = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
     let nibbles = if HALF == 0 {
         packed
     } else {

@@ -6,16 +6,18 @@
 mod few;
 mod many;
 mod one;
+mod tile;
+mod unpack;
 
 use std::arch::x86_64::{
-    __m256, __m256d, _mm_add_pd, _mm_add_sd, _mm_and_si128, _mm_cvtsd_ss, _mm_cvtss_f32,
-    _mm_loadu_si128, _mm_set1_epi8, _mm_setr_epi8, _mm_setzero_ps, _mm_shuffle_epi8,
-    _mm_srli_epi16, _mm_unpackhi_epi64, _mm_unpackhi_pd, _mm256_add_pd, _mm256_and_si256,
-    _mm256_castpd_ps, _mm256_castpd256_pd128, _mm256_castps_pd, _mm256_castps256_ps128,
-    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtps_pd,
-    _mm256_extractf128_pd, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_permute4x64_pd, _mm256_set1_epi32, _mm256_setzero_pd,
-    _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
+    __m256, __m256d, _MM_HINT_T0, _mm_add_pd, _mm_add_sd, _mm_and_si128, _mm_cvtsd_ss,
+    _mm_cvtss_f32, _mm_loadu_si128, _mm_prefetch, _mm_set1_epi8, _mm_setr_epi8, _mm_setzero_ps,
+    _mm_shuffle_epi8, _mm_srli_epi16, _mm_unpackhi_epi64, _mm_unpackhi_pd, _mm256_add_pd,
+    _mm256_and_si256, _mm256_castpd_ps, _mm256_castpd256_pd128, _mm256_castps_pd,
+    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtps_pd, _mm256_extractf128_pd, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    _mm256_loadu_pd, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_permute4x64_pd, _mm256_set1_epi32,
+    _mm256_setzero_pd, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
 };
 
 use super::activations::{Activations, LANES, Line};
@@ -26,16 +28,17 @@ use super::weights::Weights;
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     match (x.num_rows(), w) {
         (1, _) => one::matvec(w, x, out),
-        (..=few::MOST, Weights::Bf16(bytes)) => few::bf16(bytes, x, out),
+        (..=few::BF16_MOST, Weights::Bf16(bytes)) => few::bf16(bytes, x, out),
         (
-            ..=few::MOST,
+            ..=few::MXFP4_MOST,
             Weights::Mxfp4 {
                 packed,
                 scale,
                 nan_scales,
             },
         ) => few::mxfp4(packed, scale, nan_scales, x, out),
-        _ => many::matmul(w, x, out),
+        (..=many::FEW, _) => many::few(w, x, out),
+        _ => many::many(w, x, out),
     }
 }
 
@@ -114,6 +117,66 @@ impl Lanes {
         );
         let total = _mm_add_sd(pairs, _mm_unpackhi_pd(pairs, pairs));
         _mm_cvtss_f32(_mm_cvtsd_ss(_mm_setzero_ps(), total))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn load_lanes(sums: &[f64; LANES]) -> Lanes {
+    let mut lanes = Lanes::zero();
+    for (lane, four) in lanes.0.iter_mut().zip(sums.as_chunks::<4>().0) {
+        // SAFETY: four readable f64.
+        *lane = unsafe { _mm256_loadu_pd(four.as_ptr()) };
+    }
+    lanes
+}
+
+/// Block `b` of a row, copied into `padded`, which is zero, when the row ends inside it.
+#[inline]
+fn block_of<'a, const BYTES: usize>(
+    row: &'a [u8],
+    b: usize,
+    padded: &'a mut [u8; BYTES],
+) -> &'a [u8; BYTES] {
+    let (whole, rest) = row.as_chunks::<BYTES>();
+    whole.get(b).unwrap_or_else(|| {
+        padded[..rest.len()].copy_from_slice(rest);
+        padded
+    })
+}
+
+/// The weights that four rows need next, to be asked for a share at a time: all at once, the processor would do nothing else
+/// until they are there.
+#[derive(Clone, Copy)]
+struct Next<'a> {
+    /// The matrix.
+    bytes: &'a [u8],
+    /// Of the first row's bytes wanted.
+    start: usize,
+    row_bytes: usize,
+    lines_per_row: usize,
+}
+
+impl Next<'_> {
+    /// Asks for one of `shares` shares. Past the end of the weights that does nothing.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn ask(self, share: usize, shares: usize) {
+        let all = tile::ROWS * self.lines_per_row;
+        for line in share * all / shares..(share + 1) * all / shares {
+            let (row, line) = (line / self.lines_per_row, line % self.lines_per_row);
+            let at = self.start + row * self.row_bytes + line * 64;
+            _mm_prefetch::<_MM_HINT_T0>(self.bytes.as_ptr().wrapping_add(at).cast());
+        }
+    }
+}
+
+/// Asks for the bytes `ahead` of these; past the end of the weights that does nothing.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn ask_ahead<const BYTES: usize>(bytes: &[u8; BYTES], ahead: usize) {
+    for line in bytes.chunks_exact(64) {
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(ahead).cast());
     }
 }
 

@@ -1,0 +1,278 @@
+//! The register tile of several vectors: four rows times up to three vectors.
+//!
+//! - Even and odd lanes take turns, since no lane ever meets another before the final tree: twelve sums of eight lanes.
+//! - The f32 sums of two blocks are stored, then converted from memory and added to the f64 lanes. From registers the upper
+//!   halves would need a shuffle each, which competes with the multiply-adds; and two blocks share one load and store of the
+//!   f64 lanes. The processor does these additions beside the next blocks' multiply-adds. (Four blocks at once measured
+//!   slower: more than it looks ahead.)
+//!
+//! # MXFP4 without the factor
+//!
+//! The written order multiplies a group's sum by its factor `h = 2^k`. Where nothing can leave the range of normal numbers, `h`
+//! may as well be multiplied into the weights beforehand, which is exact: every product, sum and rounding of the group is then
+//! `h` times what it was, and the third instruction becomes an addition, which other units of the processor do.
+//! That is so when every input is zero or between `2^-62` and `2^64` ([`in_range`]) and `k` within -40..=40 ([`SCALES`]):
+//! products are multiples of `2^-62 * 2^-23`, so after scaling nothing but zero is below `2^-125`, and nothing reaches `2^110`.
+//! Zeros keep their signs. Anything else takes [`Form::Factors`].
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "a tile is indexed by row and vector alike"
+)]
+
+use std::arch::x86_64::{
+    __m256, _mm_loadu_ps, _mm256_add_pd, _mm256_add_ps, _mm256_cvtps_pd, _mm256_fmadd_ps,
+    _mm256_loadu_pd, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_epu32, _mm256_min_epu32,
+    _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_slli_epi32, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_epi32,
+};
+use std::array;
+use std::hint::black_box;
+use std::ops::RangeInclusive;
+
+use super::super::activations::{BLOCK, BlockLines, LANES, Line};
+use super::super::weights::GROUP;
+
+/// Rows of a tile.
+pub(super) const ROWS: usize = 4;
+
+/// Groups of a block.
+pub(super) const GROUPS: usize = BLOCK / GROUP;
+
+/// Blocks whose f32 sums are carried together.
+pub(super) const CARRIED: usize = 2;
+
+/// Running f64 lanes of a tile's rows for one vector.
+pub(super) type Sums = [[f64; LANES]; ROWS];
+
+/// One block of the rows of a tile, unpacked.
+#[derive(Clone, Copy)]
+pub(super) struct TileBlock {
+    pub(super) lines: [BlockLines; ROWS],
+    /// [`Form::Factors`] only.
+    pub(super) factors: [[f32; GROUPS]; ROWS],
+}
+
+impl TileBlock {
+    pub(super) const ZERO: Self = Self {
+        lines: [[Line([0.0; LANES]); BLOCK / LANES]; ROWS],
+        factors: [[0.0; GROUPS]; ROWS],
+    };
+}
+
+/// What the lines of a [`TileBlock`] hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// bf16 or f32 weights.
+    Dense,
+    /// MXFP4 weights times their factors.
+    Scaled,
+    /// MXFP4 weights doubled; the factors are apart.
+    Factors,
+}
+
+/// The f32 sums of one block of a tile's rows, by vector.
+pub(super) type BlockSums<const N: usize> = [[Line; ROWS]; N];
+
+/// What [`BlockSums`] start from, for one vector.
+pub(super) const NO_SUMS: [Line; ROWS] = [Line([0.0; LANES]); ROWS];
+
+/// Scale bytes whose factors may be multiplied into the weights.
+pub(super) const SCALES: RangeInclusive<u8> = 128 - 40..=128 + 40;
+
+/// Whether every input is zero or of magnitude `2^-62` to below `2^64`.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn in_range(x: &[BlockLines]) -> bool {
+    const LOWEST: u32 = (127 - 62) << 24;
+    const PAST: u32 = (127 + 64) << 24;
+    let one = _mm256_set1_epi32(1);
+    let (mut least, mut most) = (_mm256_set1_epi32(-1), _mm256_setzero_si256());
+    for line in x.as_flattened() {
+        for eight in line.0.as_chunks::<8>().0 {
+            // SAFETY: 32 readable bytes.
+            let bits = unsafe { _mm256_loadu_si256(eight.as_ptr().cast()) };
+            // Without the sign, magnitudes order as integers; zero less one is the greatest of all.
+            let magnitude = _mm256_slli_epi32::<1>(bits);
+            most = _mm256_max_epu32(most, magnitude);
+            least = _mm256_min_epu32(least, _mm256_sub_epi32(magnitude, one));
+        }
+    }
+    let (mut least_of, mut most_of) = ([0_u32; 8], [0_u32; 8]);
+    // SAFETY: both are 32 writable bytes.
+    unsafe {
+        _mm256_storeu_si256(least_of.as_mut_ptr().cast(), least);
+        _mm256_storeu_si256(most_of.as_mut_ptr().cast(), most);
+    }
+    least_of.iter().all(|least| *least >= LOWEST - 1) && most_of.iter().all(|most| *most < PAST)
+}
+
+/// Adds the products of `tile` and the same blocks of `N` vectors to their sums.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn multiply<const N: usize>(
+    form: Form,
+    tile: &[TileBlock],
+    x: [&[BlockLines]; N],
+    sums: &mut [Sums],
+) {
+    match form {
+        Form::Dense => multiply_form::<N, DENSE>(tile, x, sums),
+        Form::Scaled => multiply_form::<N, SCALED>(tile, x, sums),
+        Form::Factors => multiply_form::<N, FACTORS>(tile, x, sums),
+    }
+}
+
+const DENSE: u8 = 0;
+const SCALED: u8 = 1;
+const FACTORS: u8 = 2;
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn multiply_form<const N: usize, const FORM: u8>(
+    tile: &[TileBlock],
+    x: [&[BlockLines]; N],
+    sums: &mut [Sums],
+) {
+    let x = x.map(|x| &x[..tile.len()]);
+    let sums = &mut sums[..N];
+    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    for (i, w) in tile.chunks(CARRIED).enumerate() {
+        for (k, (w, block)) in w.iter().zip(&mut blocks).enumerate() {
+            products::<N, FORM>(w, x.map(|x| &x[i * CARRIED + k]), block);
+        }
+        carry(&blocks, w.len(), sums);
+    }
+}
+
+/// The f32 sums of one block.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn products<const N: usize, const FORM: u8>(
+    w: &TileBlock,
+    x: [&BlockLines; N],
+    sums: &mut BlockSums<N>,
+) {
+    match FORM {
+        DENSE => {
+            dense_half::<N, 0>(w, x, sums);
+            dense_half::<N, 8>(w, x, sums);
+        }
+        _ => {
+            mxfp4_half::<N, FORM, 0>(w, x, sums);
+            mxfp4_half::<N, FORM, 8>(w, x, sums);
+        }
+    }
+}
+
+/// The eight lanes from `HALF` on.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn dense_half<const N: usize, const HALF: usize>(
+    w: &TileBlock,
+    x: [&BlockLines; N],
+    sums: &mut BlockSums<N>,
+) {
+    let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
+    // A count the compiler cannot see: unrolled, the loop would load far ahead and spill the sums.
+    for i in 0..black_box(BLOCK / LANES) {
+        let i = i % (BLOCK / LANES);
+        // Twelve sums, three inputs and one weight at a time are all sixteen registers.
+        let x = x.map(|x| half::<HALF>(&x[i]));
+        for r in 0..ROWS {
+            let w = half::<HALF>(&w.lines[r][i]);
+            for t in 0..N {
+                tile[r][t] = _mm256_fmadd_ps(w, x[t], tile[r][t]);
+            }
+        }
+    }
+    store_half::<N, HALF>(&tile, sums);
+}
+
+/// The eight lanes from `HALF` on, for MXFP4.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn mxfp4_half<const N: usize, const FORM: u8, const HALF: usize>(
+    w: &TileBlock,
+    x: [&BlockLines; N],
+    sums: &mut BlockSums<N>,
+) {
+    let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
+    for g in 0..black_box(GROUPS) {
+        let g = g % GROUPS;
+        let x: [[__m256; 2]; N] =
+            array::from_fn(|t| [half::<HALF>(&x[t][2 * g]), half::<HALF>(&x[t][2 * g + 1])]);
+        for r in 0..ROWS {
+            let lines = &w.lines[r];
+            let (w0, w1) = (half::<HALF>(&lines[2 * g]), half::<HALF>(&lines[2 * g + 1]));
+            for t in 0..N {
+                let group = _mm256_fmadd_ps(w1, x[t][1], _mm256_mul_ps(w0, x[t][0]));
+                tile[r][t] = if FORM == SCALED {
+                    _mm256_add_ps(tile[r][t], group)
+                } else {
+                    _mm256_fmadd_ps(_mm256_set1_ps(w.factors[r][g]), group, tile[r][t])
+                };
+            }
+        }
+    }
+    store_half::<N, HALF>(&tile, sums);
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn half<const HALF: usize>(line: &Line) -> __m256 {
+    const { assert!(HALF == 0 || HALF == LANES / 2) };
+    let eight: &[f32] = &line.0[HALF..HALF + 8];
+    // SAFETY: eight readable f32.
+    unsafe { _mm256_loadu_ps(eight.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn store_half<const N: usize, const HALF: usize>(
+    tile: &[[__m256; N]; ROWS],
+    sums: &mut BlockSums<N>,
+) {
+    for t in 0..N {
+        for r in 0..ROWS {
+            let eight = &mut sums[t][r].0[HALF..HALF + 8];
+            // SAFETY: eight writable f32.
+            unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), tile[r][t]) };
+        }
+    }
+}
+
+/// Adds the sums of the first `count` blocks, ascending, to the f64 lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn carry<const N: usize>(
+    blocks: &[BlockSums<N>; CARRIED],
+    count: usize,
+    sums: &mut [Sums],
+) {
+    // Seen through, the compiler would keep the sums in registers and shuffle their halves.
+    let blocks = black_box(blocks);
+    match blocks[..count].as_array::<CARRIED>() {
+        Some(all) => carry_all(all, sums),
+        None => carry_all::<N, 1>(blocks[..1].as_array().expect("one block"), sums),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn carry_all<const N: usize, const K: usize>(blocks: &[BlockSums<N>; K], sums: &mut [Sums]) {
+    for t in 0..N {
+        for r in 0..ROWS {
+            for (quad, lanes) in sums[t][r].as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                // SAFETY: four readable f64.
+                let mut sum = unsafe { _mm256_loadu_pd(lanes.as_ptr()) };
+                for block in blocks {
+                    let four = &block[t][r].0.as_chunks::<4>().0[quad];
+                    // SAFETY: four readable f32.
+                    let four = unsafe { _mm_loadu_ps(four.as_ptr()) };
+                    sum = _mm256_add_pd(sum, _mm256_cvtps_pd(four));
+                }
+                // SAFETY: four writable f64.
+                unsafe { _mm256_storeu_pd(lanes.as_mut_ptr(), sum) };
+            }
+        }
+    }
+}
