@@ -56,7 +56,7 @@ pub(super) fn run(
     } = scratch;
     let (isa, vocab_size) = (step.isa, step.config.vocab_size);
     for_each_tile(
-        step.source,
+        step,
         TensorRole::OutputHead,
         vocab_size,
         &mut |part, weights| {
@@ -72,7 +72,7 @@ pub(super) fn run(
 
 fn load_vectors(step: &mut StepContext<'_>, scratch: &mut HeadScratch) -> Result<(), ModelError> {
     let mut wrong = None;
-    step.source.with_tile(&mut |spec, bytes| {
+    step.with_tile(&mut |spec, bytes| {
         for part in &spec.parts {
             let into = match part.role {
                 TensorRole::FinalNorm => &mut scratch.norm,

@@ -10,7 +10,7 @@ use k3_shared::{
 use rayon::prelude::*;
 
 use super::{
-    KdaState, ModelError,
+    KdaState, ModelError, Part,
     matrix::{StepContext, sized},
     vectors::LayerVectors,
 };
@@ -74,6 +74,7 @@ pub(super) fn run(
     ];
     for (index, (projection, taps)) in mixed.into_iter().enumerate() {
         step.multiply(role(projection), width, x, &mut scratch.raw)?;
+        step.lap(Part::KdaProjections);
         let mixed = sized(&mut scratch.qkv[index], rows * width);
         for sequence in &mut *sequences {
             let at = sequence.rows.start * width..sequence.rows.end * width;
@@ -87,6 +88,7 @@ pub(super) fn run(
                 &mut mixed[at],
             );
         }
+        step.lap(Part::KdaConvolution);
     }
     step.multiply(role(T::KdaFA), config.head_dim, x, &mut scratch.low_rank)?;
     scratch
@@ -99,10 +101,14 @@ pub(super) fn run(
         &mut scratch.alpha,
     )?;
     step.multiply(role(T::KdaB), config.num_heads, x, &mut scratch.beta)?;
+    step.lap(Part::KdaProjections);
     sigmoid_slice(isa, &mut scratch.beta[..rows * config.num_heads]);
     prepare_heads(&config, isa, vectors, scratch, rows);
+    step.lap(Part::KdaGates);
     recur(&config, isa, scratch, sequences, rows);
+    step.lap(Part::KdaRecurrence);
     step.multiply(role(T::AttnG), width, x, &mut scratch.gate)?;
+    step.lap(Part::KdaProjections);
     gather_heads(
         &config,
         isa,
@@ -112,12 +118,15 @@ pub(super) fn run(
         rows,
     );
     scratch.out_in.fill(&scratch.out[..rows * width], width);
+    step.lap(Part::KdaGates);
     step.multiply(
         role(T::AttnO),
         step.config.hidden_size,
         &scratch.out_in,
         out,
-    )
+    )?;
+    step.lap(Part::KdaProjections);
+    Ok(())
 }
 
 /// Norm the queries and keys of each head and turn the gate's input into decays (steps 3 and 5).

@@ -1,9 +1,16 @@
 //! One matrix of the trunk times the rows of a step, tile by tile.
 
-use k3_shared::{config::Config, names::TensorRole, tiles::TilePart};
+use std::time::Instant;
+
+use k3_shared::{
+    config::Config,
+    ids::ExpertIdx,
+    names::TensorRole,
+    tiles::{TilePart, TileSpec},
+};
 
 use super::{
-    ModelError, WeightSource,
+    ExpertWeights, ModelError, Part, SourceError, StepProfile, WeightSource,
     vectors::{describe, part_bytes, stored},
 };
 use crate::kernels::{Activations, Isa, Weights, par_matmul, transpose};
@@ -25,7 +32,7 @@ pub(super) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 
 /// Walk the tiles of one matrix in order, giving each its rows.
 pub(super) fn for_each_tile(
-    source: &mut dyn WeightSource,
+    step: &mut StepContext<'_>,
     role: TensorRole,
     num_rows: usize,
     use_it: &mut dyn FnMut(&TilePart, Weights<'_>),
@@ -33,7 +40,7 @@ pub(super) fn for_each_tile(
     let mut row = 0;
     while row < num_rows {
         let mut outcome = Ok(0);
-        source.with_tile(&mut |spec, bytes| match spec.parts.as_slice() {
+        step.with_tile(&mut |spec, bytes| match spec.parts.as_slice() {
             [part] if part.role == role && part.rows.start == row && part.rows.end <= num_rows => {
                 use_it(part, stored(part.dtype, part_bytes(part, bytes)));
                 outcome = Ok(part.rows.end);
@@ -55,9 +62,47 @@ pub(super) struct StepContext<'a> {
     pub(super) isa: Isa,
     pub(super) source: &'a mut dyn WeightSource,
     pub(super) matrix: &'a mut MatrixScratch,
+    pub(super) profile: &'a mut StepProfile,
 }
 
 impl StepContext<'_> {
+    /// What was done since the last boundary was `part`.
+    pub(super) fn lap(&mut self, part: Part) {
+        self.profile.lap(part);
+    }
+
+    /// Give the next tile of the step to `use_it`.
+    pub(super) fn with_tile(
+        &mut self,
+        use_it: &mut dyn FnMut(&TileSpec, &[u8]),
+    ) -> Result<(), SourceError> {
+        let (profile, asked) = (&mut *self.profile, Instant::now());
+        self.source.with_tile(&mut |spec, bytes| {
+            profile.wait(asked.elapsed());
+            // The padding after the payload is never looked at.
+            profile.touch(
+                spec.parts
+                    .iter()
+                    .map(|part| part_bytes(part, bytes).len())
+                    .sum(),
+            );
+            use_it(spec, bytes);
+        })
+    }
+
+    /// Give the next of the requested experts to `use_it`; `false` when all were given.
+    pub(super) fn with_next_expert(
+        &mut self,
+        use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
+    ) -> Result<bool, SourceError> {
+        let (profile, asked) = (&mut *self.profile, Instant::now());
+        self.source.with_next_expert(&mut |expert, weights| {
+            profile.wait(asked.elapsed());
+            profile.touch(weights.block.len());
+            use_it(expert, weights);
+        })
+    }
+
     /// `out[t, :] = W x[t, :]` for the matrix that is due.
     ///
     /// - `x`: the step's rows. `out`: at least `[step rows, num_rows]`, grown if need be.
@@ -72,16 +117,18 @@ impl StepContext<'_> {
         let step_rows = x.num_rows();
         let out = sized(out, num_rows * step_rows);
         if step_rows == 1 {
-            return for_each_tile(self.source, role, num_rows, &mut |part, weights| {
+            return for_each_tile(self, role, num_rows, &mut |part, weights| {
                 par_matmul(isa, weights, x, &mut out[part.rows.clone()]);
             });
         }
-        let raw = sized(&mut self.matrix.raw, num_rows * step_rows);
-        for_each_tile(self.source, role, num_rows, &mut |part, weights| {
+        let mut buffer = std::mem::take(&mut self.matrix.raw);
+        let raw = sized(&mut buffer, num_rows * step_rows);
+        let outcome = for_each_tile(self, role, num_rows, &mut |part, weights| {
             let range = part.rows.start * step_rows..part.rows.end * step_rows;
             par_matmul(isa, weights, x, &mut raw[range]);
-        })?;
+        });
         transpose(raw, step_rows, out);
-        Ok(())
+        self.matrix.raw = buffer;
+        outcome
     }
 }

@@ -11,7 +11,7 @@ use k3_shared::{
 use rayon::prelude::*;
 
 use super::{
-    ExpertWeights, ModelError, Routing,
+    ExpertWeights, ModelError, Part, Routing,
     dense::{GatedMlp, GatedScratch, situ_in_place},
     matrix::{StepContext, sized},
     route,
@@ -88,17 +88,23 @@ pub(super) fn run(
             .push(routing.ok_or(ModelError::NotFinite { layer, row })?);
     }
     let group = distinct(&scratch.routings, moe.num_experts, &mut scratch.ranks);
+    step.lap(Part::Router);
     step.source.request_experts(layer, &group)?;
+    step.lap(Part::RoutedExperts);
 
     step.multiply(role(T::LatentDown), latent, x, &mut scratch.latent)?;
     scratch
         .latent_in
         .fill(&scratch.latent[..rows * latent], latent);
+    step.lap(Part::LatentProjections);
     let shared = GatedMlp::shared(step.config, layer);
     shared.run(step, &mut scratch.shared, x, &mut scratch.shared_out)?;
 
+    step.lap(Part::SharedExperts);
     consume(step, nan_scales, scratch)?;
+    step.lap(Part::RoutedExperts);
     weighted_sum(step, vectors, scratch, rows);
+    step.lap(Part::ExpertSum);
     scratch.sum_in.fill(&scratch.sum[..rows * latent], latent);
     step.multiply(
         role(T::LatentUp),
@@ -109,6 +115,7 @@ pub(super) fn run(
     for (out, shared) in out.iter_mut().zip(&scratch.shared_out) {
         *out += shared;
     }
+    step.lap(Part::LatentProjections);
     Ok(())
 }
 
@@ -171,7 +178,7 @@ fn consume(
             }
         }
     };
-    while step.source.with_next_expert(&mut run_one)? {}
+    while step.with_next_expert(&mut run_one)? {}
     Ok(())
 }
 

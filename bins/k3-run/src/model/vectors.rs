@@ -6,7 +6,7 @@ use k3_shared::{
     tiles::{TilePart, TileSpec},
 };
 
-use super::{ModelError, WeightSource};
+use super::{ModelError, matrix::StepContext};
 use crate::kernels::{Weights, widen};
 
 /// A layer's norms, taps and biases as f32, by role; reused from layer to layer.
@@ -24,11 +24,11 @@ impl LayerVectors {
     pub(super) fn load(
         &mut self,
         layer: LayerIdx,
-        source: &mut dyn WeightSource,
+        step: &mut StepContext<'_>,
     ) -> Result<(), ModelError> {
         self.values.resize_with(LayerTensor::ALL.len(), Vec::new);
         let mut wrong = None;
-        source.with_tile(&mut |spec, bytes| {
+        step.with_tile(&mut |spec, bytes| {
             for part in &spec.parts {
                 match part.role {
                     TensorRole::Layer(l, tensor) if l == layer => {

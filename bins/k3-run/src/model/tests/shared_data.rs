@@ -10,7 +10,7 @@ use k3_shared::{
 
 use super::{
     super::{
-        Forward, ForwardOptions, MixerState, Segment, SequenceState,
+        Forward, ForwardOptions, MixerState, Segment, SequenceState, StepProfile,
         kda::{self, KdaRows, KdaScratch},
         matrix::{MatrixScratch, StepContext},
         mla::{self, MlaRows, MlaScratch},
@@ -28,6 +28,26 @@ use crate::kernels::{
 };
 
 const HIDDEN: usize = 128;
+
+/// The small tensors of `layer`, which are the next tile.
+fn load_vectors(
+    config: &Config,
+    isa: Isa,
+    layer: LayerIdx,
+    source: &mut MemorySource,
+) -> LayerVectors {
+    let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
+    let mut step = StepContext {
+        config,
+        isa,
+        source,
+        matrix: &mut matrix,
+        profile: &mut profile,
+    };
+    let mut vectors = LayerVectors::default();
+    vectors.load(layer, &mut step).unwrap();
+    vectors
+}
 const KDA: LayerIdx = LayerIdx(1);
 const MLA: LayerIdx = LayerIdx(3);
 const EPS: f64 = 1e-5;
@@ -200,18 +220,18 @@ fn shared_data_mla() {
     let (latent, rope) = (file.array("kv_latent", 6 * 32), file.array("k_rope", 6 * 8));
     for isa in Isa::available() {
         let mut source = source(&file, &config, MLA);
-        let mut vectors = LayerVectors::default();
-        vectors.load(MLA, &mut source).unwrap();
+        let vectors = load_vectors(&config, isa, MLA, &mut source);
         let mut state = SequenceState::new(&config, 4, 6);
         let MixerState::Mla(cache) = &mut state.mixers[3] else {
             unreachable!("layer 3 is MLA")
         };
-        let mut matrix = MatrixScratch::default();
+        let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
         let mut step = StepContext {
             config: &config,
             isa,
             source: &mut source,
             matrix: &mut matrix,
+            profile: &mut profile,
         };
         let mut rows = [MlaRows {
             rows: 0..6,
@@ -245,18 +265,18 @@ fn kda_layer(name: &str) {
     let x = activations(&file.array("in", t * HIDDEN));
     for isa in Isa::available() {
         let mut source = source(&file, &config, KDA);
-        let mut vectors = LayerVectors::default();
-        vectors.load(KDA, &mut source).unwrap();
+        let vectors = load_vectors(&config, isa, KDA, &mut source);
         let mut state = SequenceState::new(&config, 4, t);
         let MixerState::Kda(kda) = &mut state.mixers[1] else {
             unreachable!("layer 1 is KDA")
         };
-        let mut matrix = MatrixScratch::default();
+        let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
         let mut step = StepContext {
             config: &config,
             isa,
             source: &mut source,
             matrix: &mut matrix,
+            profile: &mut profile,
         };
         let mut rows = [KdaRows {
             rows: 0..t,
@@ -302,15 +322,15 @@ fn shared_data_moe() {
     let want = file.array("out", 3 * HIDDEN);
     for isa in Isa::available() {
         let mut source = source(&file, &config, KDA);
-        let mut vectors = LayerVectors::default();
-        vectors.load(KDA, &mut source).unwrap();
+        let vectors = load_vectors(&config, isa, KDA, &mut source);
         source.seek(KDA, T::RouterWeight);
-        let mut matrix = MatrixScratch::default();
+        let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
         let mut step = StepContext {
             config: &config,
             isa,
             source: &mut source,
             matrix: &mut matrix,
+            profile: &mut profile,
         };
         let (mut scratch, mut out) = (MoeScratch::default(), Vec::new());
         moe::run(
