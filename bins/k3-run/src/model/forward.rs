@@ -10,6 +10,7 @@ use super::{
     head::{self, HeadScratch},
     layer::{LayerBuffers, row_ranges},
     matrix::{MatrixScratch, StepContext},
+    workspace::vec_bytes,
 };
 use crate::kernels::{Isa, NanScales};
 
@@ -66,6 +67,8 @@ pub struct Forward {
     buffers: LayerBuffers,
     matrix: MatrixScratch,
     head: HeadScratch,
+    /// Rows of the step that the head runs over.
+    rows: Vec<usize>,
     profile: StepProfile,
 }
 
@@ -79,6 +82,7 @@ impl Forward {
             buffers: LayerBuffers::default(),
             matrix: MatrixScratch::default(),
             head: HeadScratch::default(),
+            rows: Vec::new(),
             profile: StepProfile::default(),
         }
     }
@@ -91,6 +95,15 @@ impl Forward {
     /// Where the time of the last step went.
     pub fn profile(&self) -> &StepProfile {
         &self.profile
+    }
+
+    /// Bytes of memory that the buffers hold between steps, without those of MLA: what the ledger calls activations.
+    pub fn scratch_bytes(&self) -> usize {
+        let rows = vec_bytes(&self.rows);
+        self.buffers.allocated_bytes()
+            + self.matrix.allocated_bytes()
+            + self.head.allocated_bytes()
+            + rows
     }
 
     /// Run one step. States advance only if it succeeds; after a failure they refuse further steps.
@@ -133,9 +146,11 @@ impl Forward {
             step.lap(Part::Observer);
         }
         if output != Output::None {
-            let rows = output_rows(segments, output);
+            self.rows.clear();
+            output_rows(segments, output, &mut self.rows);
             let take = &mut |first: usize, logits: &[f32]| observer.logits(first, logits);
-            head::run(&mut step, &self.buffers.stream, &mut self.head, &rows, take)?;
+            let stream = &mut self.buffers.stream;
+            head::run(&mut step, stream, &mut self.head, &self.rows, take)?;
             step.lap(Part::Head);
         }
         for segment in segments {
@@ -221,11 +236,11 @@ impl Forward {
     }
 }
 
-fn output_rows(segments: &[Segment<'_>], output: Output) -> Vec<usize> {
+fn output_rows(segments: &[Segment<'_>], output: Output, rows: &mut Vec<usize>) {
     let ranges = row_ranges(segments);
     match output {
-        Output::None => Vec::new(),
-        Output::Last => ranges.filter_map(Iterator::last).collect(),
-        Output::All => ranges.flatten().collect(),
+        Output::None => {}
+        Output::Last => rows.extend(ranges.filter_map(Iterator::last)),
+        Output::All => rows.extend(ranges.flatten()),
     }
 }

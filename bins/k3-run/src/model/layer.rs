@@ -12,14 +12,15 @@ use rayon::prelude::*;
 use super::{
     ForwardOptions, MixerState, ModelError, Observer, Part, Segment,
     attn_res::ResidualStream,
-    dense::{GatedMlp, GatedScratch},
-    kda::{self, KdaRows, KdaScratch},
+    dense::{GatedBuffers, GatedMlp},
+    kda::{self, KdaRows},
     matrix::{StepContext, sized},
     mla::{self, MlaRows, MlaScratch},
-    moe::{self, MoeScratch},
+    moe,
     vectors::LayerVectors,
+    workspace::{Workspace, vec_bytes},
 };
-use crate::kernels::{Activations, norm::rms_norm};
+use crate::kernels::{Activations, norm::rms_norm_in_place};
 
 /// The stream, and what a layer needs besides it.
 #[derive(Default)]
@@ -27,13 +28,10 @@ pub(super) struct LayerBuffers {
     pub(super) stream: ResidualStream,
     vectors: LayerVectors,
     mixed: Vec<f32>,
-    normed: Vec<f32>,
     input: Activations,
     output: Vec<f32>,
-    kda: KdaScratch,
     mla: MlaScratch,
-    dense: GatedScratch,
-    moe: MoeScratch,
+    work: Workspace,
 }
 
 impl LayerBuffers {
@@ -55,7 +53,7 @@ impl LayerBuffers {
             self.stream
                 .mix(weights, config.rms_norm_eps, &mut self.mixed);
         } else {
-            self.mixed.clone_from(&self.stream.sum);
+            sized(&mut self.mixed, self.stream.sum.len()).copy_from_slice(&self.stream.sum);
         }
         step.lap(Part::AttentionResiduals);
         if boundary {
@@ -77,19 +75,24 @@ impl LayerBuffers {
         match config.mlp(layer) {
             Mlp::Dense => {
                 let mlp = GatedMlp::dense(config, layer);
-                mlp.run(step, &mut self.dense, &self.input, &mut self.output)?;
+                let [gate, up, ..] = &mut self.work.wide;
+                let [inner, ..] = &mut self.work.inputs;
+                let buffers = GatedBuffers { gate, up, inner };
+                mlp.run(step, buffers, &self.input, &mut self.output)?;
                 step.lap(Part::DenseMlp);
             }
             Mlp::Moe => {
-                let (moe, vectors) = (&mut self.moe, &self.vectors);
+                let (work, vectors) = (&mut self.work, &self.vectors);
                 let (x, out) = (&self.input, &mut self.output);
-                moe::run(step, layer, options.nan_scales, vectors, moe, x, out)?;
-                observer.routed(layer, self.moe.routings());
+                moe::run(step, layer, options.nan_scales, vectors, work, x, out)?;
+                observer.routed(layer, self.work.groups.routings());
                 step.lap(Part::Observer);
             }
         }
         self.stream.add(&self.output[..len], false);
-        self.check_finite(layer, config.hidden_size)?;
+        if let Some(row) = self.stream.not_finite() {
+            return Err(ModelError::NotFinite { layer, row });
+        }
         step.lap(Part::Stream);
         Ok(())
     }
@@ -99,12 +102,11 @@ impl LayerBuffers {
         let hidden = step.config.hidden_size;
         let weight = self.vectors.get(tensor);
         let eps = step.config.rms_norm_eps;
-        let normed = sized(&mut self.normed, self.mixed.len());
-        let rows = normed
-            .par_chunks_mut(hidden)
-            .zip(self.mixed.par_chunks(hidden));
-        rows.for_each(|(out, x)| rms_norm(x, weight, eps, out));
-        self.input.fill(normed, hidden);
+        let mixed = &mut self.mixed[..self.stream.sum.len()];
+        mixed
+            .par_chunks_exact_mut(hidden)
+            .for_each(|row| rms_norm_in_place(row, weight, eps));
+        self.input.fill(mixed, hidden);
         step.lap(Part::Norms);
     }
 
@@ -133,7 +135,7 @@ impl LayerBuffers {
                 for sequence in &*rows {
                     step.profile.touch(2 * sequence.state.bytes());
                 }
-                kda::run(step, layer, vectors, &mut self.kda, rows, x, out)
+                kda::run(step, layer, vectors, &mut self.work, rows, x, out)
             }
             Mixer::Mla => {
                 let (mut one, mut many);
@@ -158,14 +160,14 @@ impl LayerBuffers {
         }
     }
 
-    fn check_finite(&self, layer: LayerIdx, hidden: usize) -> Result<(), ModelError> {
-        let rows = self.stream.sum.chunks_exact(hidden);
-        for (row, values) in rows.enumerate() {
-            if !values.iter().all(|x| x.is_finite()) {
-                return Err(ModelError::NotFinite { layer, row });
-            }
-        }
-        Ok(())
+    /// Bytes of memory the buffers hold, without those of MLA.
+    pub(super) fn allocated_bytes(&self) -> usize {
+        self.stream.allocated_bytes()
+            + self.vectors.allocated_bytes()
+            + vec_bytes(&self.mixed)
+            + vec_bytes(&self.output)
+            + self.input.allocated_bytes()
+            + self.work.allocated_bytes()
     }
 }
 

@@ -7,6 +7,7 @@
 mod attn_res;
 mod dense;
 mod forward;
+mod groups;
 mod head;
 mod kda;
 mod layer;
@@ -20,10 +21,11 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod vectors;
+mod workspace;
 
 pub use forward::{Forward, ForwardOptions, Observer, Output, Segment};
 pub use profile::{Part, PartTimes, StepProfile};
-pub use router::{Routing, route};
+pub use router::{Routing, route, route_into};
 pub use source::{ExpertWeights, SourceError, WeightSource};
 pub use state::{KdaState, LatentCache, MixerState, SequenceState};
 pub(crate) use vectors::stored;

@@ -11,12 +11,12 @@ use k3_shared::{
 use super::{
     super::{
         Forward, ForwardOptions, MixerState, Segment, SequenceState, StepProfile,
-        kda::{self, KdaRows, KdaScratch},
+        kda::{self, KdaRows},
         matrix::{MatrixScratch, StepContext},
         mla::{self, MlaRows, MlaScratch},
-        moe::{self, MoeScratch},
-        route,
+        moe, route,
         vectors::LayerVectors,
+        workspace::Workspace,
     },
     memory::MemorySource,
 };
@@ -191,7 +191,7 @@ fn shared_data_router() {
         matmul(isa, Weights::F32(&gate), &x, &mut raw);
         transpose(&raw, 6, &mut logits);
         for (row, logits) in logits.chunks_mut(8).enumerate() {
-            let routing = route(&config().moe, logits, &bias).unwrap();
+            let routing = route(isa, &config().moe, logits, &bias).unwrap();
             // The file's order within a row is not specified: weights are compared by expert.
             let sorted = |ids: &mut dyn Iterator<Item = u32>, weights: &[f32]| {
                 let mut pairs: Vec<(u32, f32)> = ids.zip(weights.iter().copied()).collect();
@@ -282,7 +282,7 @@ fn kda_layer(name: &str) {
             rows: 0..t,
             state: kda,
         }];
-        let (mut scratch, mut out) = (KdaScratch::default(), Vec::new());
+        let (mut scratch, mut out) = (Workspace::default(), Vec::new());
         kda::run(
             &mut step,
             KDA,
@@ -332,7 +332,7 @@ fn shared_data_moe() {
             matrix: &mut matrix,
             profile: &mut profile,
         };
-        let (mut scratch, mut out) = (MoeScratch::default(), Vec::new());
+        let (mut scratch, mut out) = (Workspace::default(), Vec::new());
         moe::run(
             &mut step,
             KDA,
