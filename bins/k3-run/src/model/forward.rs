@@ -146,7 +146,9 @@ impl Forward {
             step.lap(Part::Observer);
         }
         if output != Output::None {
+            let rows = segments.iter().map(|s| s.tokens.len()).sum();
             self.rows.clear();
+            self.rows.reserve_exact(rows);
             output_rows(segments, output, &mut self.rows);
             let take = &mut |first: usize, logits: &[f32]| observer.logits(first, logits);
             let stream = &mut self.buffers.stream;
