@@ -22,7 +22,7 @@ use crate::{
     kernels::{Isa, NanScales},
     model::{
         Forward, ForwardOptions, ModelError, Observer, Output, Segment, SequenceState, SourceError,
-        WeightSource as _,
+        StepProfile, WeightSource as _,
     },
     store::{StepReads, Store, StoreOptions, Verify},
 };
@@ -237,6 +237,11 @@ impl Engine {
         let (forward, store) = (&mut self.forward, &mut self.store);
         self.pool
             .install(|| forward.step(store, segments, output, observer))
+    }
+
+    /// Where the time of the last step went.
+    pub fn profile(&self) -> &StepProfile {
+        self.forward.profile()
     }
 
     /// What was read since the last call.

@@ -6,7 +6,7 @@ use k3_shared::{formats::trace::Mode, ids::TokenId};
 
 use crate::{
     engine::Engine,
-    model::{ModelError, Output, Segment, SequenceState, SourceError},
+    model::{ModelError, Output, Part, Segment, SequenceState, SourceError},
     observe::{StepObserver, StepRows},
     report::{Finish, Spent, StepReport},
     sampler::{Sampler, SamplerError},
@@ -148,7 +148,12 @@ impl Run<'_> {
         let mut state = self.engine.new_sequence();
         self.prefill(&mut state, prompt, request, request.num_tokens > 0)?;
         while self.ids.len() < request.num_tokens {
+            let began = Instant::now();
             let token = sampler.sample(self.observer.last_logits())?;
+            if let Some(step) = self.steps.last_mut() {
+                step.spent
+                    .add_part(Part::Sampling, began.elapsed().as_secs_f64());
+            }
             self.observer.generated()?;
             self.ids.push(token);
             if request.stop_ids.contains(&token) {
@@ -244,7 +249,8 @@ impl Run<'_> {
         self.observer.end()?;
         self.number += 1;
         let reads = self.engine.take_reads();
-        let spent = Spent::new(began.elapsed().as_secs_f64(), &reads);
+        let seconds = began.elapsed().as_secs_f64();
+        let spent = Spent::new(seconds, &reads, self.engine.profile());
         self.steps.push(StepReport {
             mode,
             rows: ids.len(),

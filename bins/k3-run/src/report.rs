@@ -3,7 +3,10 @@
 use k3_shared::{config::Config, formats::plan::Plan, size::Bytes};
 use serde::Serialize;
 
-use crate::store::StepReads;
+use crate::{
+    model::{Part, PartTimes, StepProfile},
+    store::StepReads,
+};
 
 /// The schema tag.
 pub const SCHEMA: &str = "k3.run/1";
@@ -55,11 +58,15 @@ pub struct Spent {
     pub wait_seconds: f64,
     /// The rest.
     pub compute_seconds: f64,
+    /// Bytes that had to come from memory, whatever else was read for them: see [`StepProfile::touched_bytes`].
+    pub touched_bytes: u64,
+    /// Wall time by part.
+    pub parts: PartTimes,
 }
 
 impl Spent {
     /// What one step took.
-    pub fn new(seconds: f64, reads: &StepReads) -> Self {
+    pub fn new(seconds: f64, reads: &StepReads, profile: &StepProfile) -> Self {
         Self {
             seconds,
             trunk_bytes_read: reads.trunk_bytes,
@@ -70,7 +77,16 @@ impl Spent {
             expert_hits: reads.expert_hits,
             wait_seconds: reads.wait_seconds,
             compute_seconds: (seconds - reads.wait_seconds).max(0.0),
+            touched_bytes: profile.touched_bytes,
+            parts: profile.parts,
         }
+    }
+
+    /// Add a part that came after the step, and belongs to it.
+    pub fn add_part(&mut self, part: Part, seconds: f64) {
+        self.seconds += seconds;
+        self.compute_seconds += seconds;
+        self.parts.add(part, seconds);
     }
 
     fn add(&mut self, other: &Self) {
@@ -83,6 +99,8 @@ impl Spent {
         self.expert_hits += other.expert_hits;
         self.wait_seconds += other.wait_seconds;
         self.compute_seconds += other.compute_seconds;
+        self.touched_bytes += other.touched_bytes;
+        self.parts.add_all(&other.parts);
     }
 }
 

@@ -1,143 +1,215 @@
-//! Bytes of the vectors that one forward step holds.
+//! Bytes of the vectors that one forward step holds, from the shapes alone.
+//!
+//! This is the sum of the buffers of `k3_run::model`, to the byte except where a buffer's size depends on what a router
+//! chooses; its tests compare the two. Arithmetic saturates in 128 bits, so that only the last conversion can fail.
 
-use crate::config::{Config, MlaConfig, MoeConfig};
+use super::attention::attention_bytes;
+use crate::{
+    config::{Config, Mixer},
+    names::{LayerTensor, TensorRole},
+    tiles::{TileClass, TileSpec, layer_vectors},
+};
 
-/// Rows are stored twice where a kernel wants them position by position and head by head, or transposed.
-const COPIES: u64 = 2;
-/// Positions of one attention block; scores and partial sums exist for one block at a time.
-const ATTENTION_BLOCK: u64 = 256;
+/// Bytes of an f32.
+const F32: u128 = 4;
+/// Inputs of a kernel are padded to whole blocks of so many.
+const INPUT_BLOCK: usize = 128;
+/// What a row's routing takes besides its experts and weights: two lists.
+const ROUTING_BYTES: u128 = 48;
 /// Smallest direct read: what holds an embedding row that crosses a page.
-const ROW_READ_SLACK: u64 = 2 * 4096;
+const ROW_READ_SLACK: u128 = 2 * 4096;
 
-/// Bytes of activations of a step of `rows` rows on `threads` threads; `None` on overflow.
+/// Bytes of activations of a step of `rows` rows on `threads` threads; `None` if 64 bits do not hold them.
 ///
-/// - `config`: of the layers that run.
-/// - `heads_per_group`: heads of one `kv_b_proj` tile, for which the two long vectors of MLA exist at a time.
-///
-/// All values are f32. A layer runs its mixer, then its MLP, each of which reuses the memory of the other's temporaries, as
-/// every layer reuses the layer's before it.
+/// - `config`: of the layers that run. `tiles`: theirs, and the head's.
 pub fn activation_bytes(
     config: &Config,
-    heads_per_group: usize,
+    tiles: &[TileSpec],
     rows: usize,
     threads: usize,
 ) -> Option<u64> {
-    let values_per_row =
-        stream_values(config)?.checked_add(temporary_values(config, heads_per_group)?)?;
-    let all_rows = values_per_row.checked_mul(rows as u64)?;
-    let scratch = thread_values(config)?.checked_mul(threads as u64)?;
-    let values = all_rows.checked_add(scratch)?;
-    let embedding_row = (config.hidden_size as u64)
-        .checked_mul(2)?
-        .checked_add(ROW_READ_SLACK)?;
-    values.checked_mul(4)?.checked_add(embedding_row)
+    let embedding_row = area(config.hidden_size, 2).saturating_add(ROW_READ_SLACK);
+    let attention = if config.num_layers_with(Mixer::Mla) > 0 {
+        attention_bytes(&config.mla, rows, threads)
+    } else {
+        0
+    };
+    let all = scratch(config, tiles, rows)
+        .saturating_add(attention)
+        .saturating_add(embedding_row);
+    u64::try_from(all).ok()
 }
 
-/// Values of one row that live through the layers.
-///
-/// Six of the model's width: the stream, the attention residual's mix, the normed input, the mixer's and the MLP's output, and
-/// a transposed copy of the input; and one snapshot for every begun attention-residual block.
-fn stream_values(config: &Config) -> Option<u64> {
-    let snapshots = config
-        .num_hidden_layers
-        .div_ceil(config.attn_res_block_size.max(1)) as u64;
-    (config.hidden_size as u64).checked_mul(snapshots.checked_add(6)?)
+/// Of [`activation_bytes`], everything that is not attention's own or the embedding's.
+pub fn scratch_bytes(config: &Config, tiles: &[TileSpec], rows: usize) -> Option<u64> {
+    u64::try_from(scratch(config, tiles, rows)).ok()
 }
 
-/// Values of one row that live within a layer: the most that any kind of mixer or MLP needs.
-fn temporary_values(config: &Config, heads_per_group: usize) -> Option<u64> {
-    let kinds = [
-        kda_values(config)?,
-        mla_values(&config.mla, heads_per_group)?,
-        dense_values(config)?,
-        moe_values(&config.moe)?,
+fn scratch(config: &Config, tiles: &[TileSpec], rows: usize) -> u128 {
+    let parts = [
+        stream(config, rows),
+        vectors(config),
+        workspace(config, rows),
+        groups(config, rows),
+        results(tiles, rows),
+        head(config, tiles, rows),
     ];
-    kinds.into_iter().max()
+    parts.into_iter().fold(0, u128::saturating_add)
 }
 
-/// Queries, keys, values, decay gate, output gate and output over all heads; the low-rank gate and the write strengths.
-fn kda_values(config: &Config) -> Option<u64> {
-    let kda = &config.kda;
-    let projection = product(&[kda.num_heads, kda.head_dim])?;
-    let small = sum(&[kda.head_dim, kda.num_heads])?;
-    projection
-        .checked_mul(6)?
-        .checked_add(small)?
-        .checked_mul(COPIES)
+/// The stream, the sublayer's mixed input and its output; a snapshot for every begun attention-residual block; the mixing
+/// weights of all snapshots and the stream; the normed input as the kernels read it.
+fn stream(config: &Config, rows: usize) -> u128 {
+    let blocks = config.attn_res_block_size.max(1);
+    let snapshots = config.num_hidden_layers.div_ceil(blocks);
+    let hidden = floats(rows, config.hidden_size);
+    hidden
+        .saturating_mul(snapshots as u128 + 3)
+        .saturating_add(floats(rows, snapshots.saturating_add(1)))
+        .saturating_add(inputs(rows, config.hidden_size))
 }
 
-/// The low-rank query, the latent, queries, gate and output over all heads, each also transposed; the absorbed query and the
-/// attended latent over the heads of one group.
-fn mla_values(mla: &MlaConfig, heads_per_group: usize) -> Option<u64> {
-    let low_rank = sum(&[mla.q_lora_rank, mla.kv_lora_rank, mla.qk_rope_head_dim])?;
-    let query_width = sum(&[mla.qk_nope_head_dim, mla.qk_rope_head_dim])?;
-    let head_width = query_width.checked_add((mla.v_head_dim as u64).checked_mul(2)?)?;
-    let long = sum(&[mla.kv_lora_rank, mla.kv_lora_rank, mla.qk_rope_head_dim])?;
-    let group_heads = heads_per_group.min(mla.num_heads) as u64;
-    head_width
-        .checked_mul(mla.num_heads as u64)?
-        .checked_add(low_rank)?
-        .checked_mul(COPIES)?
-        .checked_add(long.checked_mul(group_heads)?)
-}
-
-/// Gate and up of the dense MLP; zero when no layer has one.
-fn dense_values(config: &Config) -> Option<u64> {
-    if config.first_k_dense_replace == 0 {
-        return Some(0);
+/// The small tensors of one layer as f32, each as large as the largest of its kind, and the two products of norm and projection
+/// for the attention residuals.
+fn vectors(config: &Config) -> u128 {
+    let mut largest = [0u128; LayerTensor::ALL.len()];
+    for layer in config.layers() {
+        for tensor in layer_vectors(config, layer) {
+            let shape = TensorRole::Layer(layer, tensor).spec(config).shape;
+            let values = shape
+                .iter()
+                .fold(1, |n, &x| u128::saturating_mul(n, x as u128));
+            let largest = &mut largest[tensor as usize];
+            *largest = values.max(*largest);
+        }
     }
-    (config.intermediate_size as u64)
-        .checked_mul(2)?
-        .checked_mul(COPIES)
+    let values = largest.into_iter().fold(0, u128::saturating_add);
+    values
+        .saturating_mul(F32)
+        .saturating_add(floats(2, config.hidden_size))
 }
 
-/// Router scores and the chosen; the latent input, sum and its transposed copy; the outputs of all chosen experts, kept until
-/// they are summed in selection order; gate, up and product of one expert; gate, up and product of the shared experts.
-fn moe_values(moe: &MoeConfig) -> Option<u64> {
-    let latent = moe.routed_expert_hidden_size as u64;
-    let chosen = moe.num_experts_per_token as u64;
-    let router = (moe.num_experts as u64)
-        .checked_mul(COPIES)?
-        .checked_add(chosen.checked_mul(2)?)?;
-    let latents = latent.checked_mul(chosen.checked_add(3)?)?;
-    let expert = (moe.moe_intermediate_size as u64).checked_mul(3)?;
-    let shared = product(&[moe.num_shared_experts, moe.moe_intermediate_size, 3])?;
-    router
-        .checked_add(latents)?
-        .checked_add(expert)?
-        .checked_add(shared)
+/// Widths of the slots that sublayers take turns in, as one kind of sublayer uses them.
+#[derive(Clone, Copy, Default)]
+struct Slots {
+    wide: [usize; 5],
+    small: [usize; 2],
+    inputs: [usize; 3],
 }
 
-/// Values of one thread's own: scores and partial sums of one attention block, f64 sums of the cached width, and one row as
-/// wide as the widest input.
-fn thread_values(config: &Config) -> Option<u64> {
-    let cached = sum(&[config.mla.kv_lora_rank, config.mla.qk_rope_head_dim])?;
-    let widest = [
-        config.hidden_size as u64,
-        product(&[config.kda.num_heads, config.kda.head_dim])?,
-        product(&[config.mla.num_heads, config.mla.v_head_dim])?,
-        product(&[
-            config.moe.num_shared_experts,
-            config.moe.moe_intermediate_size,
-        ])?,
-        config.intermediate_size as u64,
-    ]
-    .into_iter()
-    .max()?;
-    cached
-        .checked_mul(4)?
-        .checked_add(ATTENTION_BLOCK)?
-        .checked_add(widest)
+/// Every slot as wide as the kind that needs most of it.
+fn workspace(config: &Config, rows: usize) -> u128 {
+    let kinds = [kda_slots(config), dense_slots(config), moe_slots(config)];
+    let widest = |slot: &dyn Fn(&Slots) -> usize| kinds.iter().map(slot).max().unwrap_or(0);
+    let wide = (0..5).map(|at| floats(rows, widest(&|kind| kind.wide[at])));
+    let small = (0..2).map(|at| floats(rows, widest(&|kind| kind.small[at])));
+    let kernel = (0..3).map(|at| inputs(rows, widest(&|kind| kind.inputs[at])));
+    wide.chain(small)
+        .chain(kernel)
+        .fold(0, u128::saturating_add)
 }
 
-fn product(factors: &[usize]) -> Option<u64> {
-    factors
-        .iter()
-        .try_fold(1u64, |product, factor| product.checked_mul(*factor as u64))
+/// Raw projections and outputs by head, queries, keys, values, decays; the low-rank gate and the write strengths; the gated
+/// output, the low-rank gate again.
+fn kda_slots(config: &Config) -> Slots {
+    if config.num_layers_with(Mixer::Kda) == 0 {
+        return Slots::default();
+    }
+    let kda = &config.kda;
+    let width = kda.num_heads.saturating_mul(kda.head_dim);
+    Slots {
+        wide: [width; 5],
+        small: [kda.head_dim, kda.num_heads],
+        inputs: [width, kda.head_dim, 0],
+    }
 }
 
-fn sum(terms: &[usize]) -> Option<u64> {
-    terms
-        .iter()
-        .try_fold(0u64, |sum, term| sum.checked_add(*term as u64))
+/// Gate, up and their product.
+fn dense_slots(config: &Config) -> Slots {
+    if config.first_k_dense_replace == 0 {
+        return Slots::default();
+    }
+    let inner = config.intermediate_size;
+    Slots {
+        wide: [inner, inner, 0, 0, 0],
+        small: [0, 0],
+        inputs: [inner, 0, 0],
+    }
+}
+
+/// The outputs of all chosen experts, kept until they are summed in selection order; gate and up, of the shared experts and then
+/// of one expert after the other; the shared experts' output; the latent, an expert's raw output, the sum. Router scores. The
+/// inputs of the down projections and the sum; the latent; the rows of one expert, which may be all.
+fn moe_slots(config: &Config) -> Slots {
+    if config.num_hidden_layers <= config.first_k_dense_replace {
+        return Slots::default();
+    }
+    let moe = &config.moe;
+    let latent = moe.routed_expert_hidden_size;
+    let shared = moe
+        .num_shared_experts
+        .saturating_mul(moe.moe_intermediate_size);
+    let inner = moe.moe_intermediate_size.max(shared);
+    let chosen = moe.num_experts_per_token.saturating_mul(latent);
+    Slots {
+        wide: [chosen, inner, inner, config.hidden_size, latent],
+        small: [moe.num_experts, 0],
+        inputs: [inner.max(latent), latent, latent],
+    }
+}
+
+/// Routings by row and by expert.
+fn groups(config: &Config, rows: usize) -> u128 {
+    if config.num_hidden_layers <= config.first_k_dense_replace {
+        return 0;
+    }
+    let moe = &config.moe;
+    let choices = area(rows, moe.num_experts_per_token);
+    let experts = moe.num_experts as u128;
+    // An expert, a weight, a row and a place a choice; file rank and first place of every expert, one place more at the end;
+    // the distinct ones.
+    (rows as u128)
+        .saturating_mul(ROUTING_BYTES)
+        .saturating_add(choices.saturating_mul(4 * F32))
+        .saturating_add((2 * experts + 1 + experts.min(choices)).saturating_mul(F32))
+}
+
+/// Results of one trunk tile as the kernels write them for several rows.
+fn results(tiles: &[TileSpec], rows: usize) -> u128 {
+    let multiplied =
+        |role| matches!(role, TensorRole::Layer(_, tensor) if tensor != LayerTensor::MlaKvB);
+    let of_tile = |tile: &TileSpec| match tile.parts.as_slice() {
+        [part] if multiplied(part.role) => part.rows.len(),
+        _ => 0,
+    };
+    let most = tiles.iter().map(of_tile).max().unwrap_or(0);
+    if rows > 1 { floats(rows, most) } else { 0 }
+}
+
+/// The three vectors after the last layer; all rows mixed and as the kernels read them, as scoring a prompt needs them; the
+/// logits of one tile, for several rows also as the kernels write them; the rows' numbers.
+fn head(config: &Config, tiles: &[TileSpec], rows: usize) -> u128 {
+    let of_tile = |tile: &TileSpec| tile.parts.first().map_or(0, |part| part.rows.len());
+    let heads = tiles.iter().filter(|t| t.class() == TileClass::Head);
+    let most = heads.map(of_tile).max().unwrap_or(0);
+    let copies = if rows > 1 { 2 } else { 1 };
+    floats(3, config.hidden_size)
+        .saturating_add(floats(rows, config.hidden_size))
+        .saturating_add(inputs(rows, config.hidden_size))
+        .saturating_add(floats(rows, most).saturating_mul(copies))
+        .saturating_add(area(rows, size_of::<usize>()))
+}
+
+fn area(rows: usize, cols: usize) -> u128 {
+    rows as u128 * cols as u128
+}
+
+/// Bytes of `[rows, cols]` f32.
+pub(super) fn floats(rows: usize, cols: usize) -> u128 {
+    area(rows, cols).saturating_mul(F32)
+}
+
+/// Bytes of `[rows, cols]` f32 as the kernels read them.
+pub(super) fn inputs(rows: usize, cols: usize) -> u128 {
+    floats(rows, cols.div_ceil(INPUT_BLOCK)).saturating_mul(INPUT_BLOCK as u128)
 }

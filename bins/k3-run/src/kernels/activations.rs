@@ -4,6 +4,8 @@
 //! weights holds elements `2j` and `2j+1`, and so does a byte of MXFP4, so with this order a kernel splits weights with
 //! a shift and a mask and never shuffles. Vectors are padded with zeros to whole blocks of [`BLOCK`] inputs.
 
+use rayon::prelude::*;
+
 /// Inputs summed in f32 before the sum is carried into f64.
 pub const BLOCK: usize = 128;
 
@@ -60,26 +62,21 @@ impl Activations {
         self.cols = cols;
         self.num_rows = x.len() / cols;
         let per_row = self.blocks_per_row();
-        self.blocks
-            .resize(self.num_rows * per_row, BlockLines::default());
-        for (row, into) in x
-            .chunks_exact(cols)
-            .zip(self.blocks.chunks_exact_mut(per_row))
-        {
-            let mut lines = into.as_flattened_mut().iter_mut();
-            let (whole, rest) = row.as_chunks::<LANES>();
-            for (sixteen, line) in whole.iter().zip(lines.by_ref()) {
-                line.set(sixteen);
-            }
-            if !rest.is_empty()
-                && let Some(line) = lines.next()
-            {
-                let mut padded = [0.0; LANES];
-                padded[..rest.len()].copy_from_slice(rest);
-                line.set(&padded);
-            }
-            lines.for_each(|line| *line = Line::default());
+        self.resize(per_row);
+        if self.num_rows == 1 {
+            return lay_out(x, &mut self.blocks);
         }
+        x.par_chunks_exact(cols)
+            .zip(self.blocks.par_chunks_exact_mut(per_row))
+            .for_each(|(row, into)| lay_out(row, into));
+    }
+
+    /// Make room for exactly the rows there are: what the buffer takes is in the ledger.
+    fn resize(&mut self, per_row: usize) {
+        let len = self.num_rows * per_row;
+        self.blocks
+            .reserve_exact(len.saturating_sub(self.blocks.len()));
+        self.blocks.resize(len, BlockLines::default());
     }
 
     /// Replaces the vectors by the given rows of `src`, in that order (a row may repeat).
@@ -89,10 +86,15 @@ impl Activations {
     pub fn gather(&mut self, src: &Self, rows: &[u32]) {
         self.cols = src.cols;
         self.num_rows = rows.len();
-        self.blocks.clear();
-        for &row in rows {
-            self.blocks.extend_from_slice(src.row(row as usize));
+        let per_row = self.blocks_per_row();
+        self.resize(per_row);
+        if let [row] = rows {
+            return self.blocks.copy_from_slice(src.row(*row as usize));
         }
+        self.blocks
+            .par_chunks_exact_mut(per_row)
+            .zip(rows)
+            .for_each(|(into, &row)| into.copy_from_slice(src.row(row as usize)));
     }
 
     /// How many vectors there are (`T`).
@@ -125,6 +127,23 @@ impl Activations {
         let per_row = self.blocks_per_row();
         &self.blocks[row * per_row..(row + 1) * per_row]
     }
+}
+
+/// One vector, permuted and padded.
+fn lay_out(row: &[f32], into: &mut [BlockLines]) {
+    let mut lines = into.as_flattened_mut().iter_mut();
+    let (whole, rest) = row.as_chunks::<LANES>();
+    for (sixteen, line) in whole.iter().zip(lines.by_ref()) {
+        line.set(sixteen);
+    }
+    if !rest.is_empty()
+        && let Some(line) = lines.next()
+    {
+        let mut padded = [0.0; LANES];
+        padded[..rest.len()].copy_from_slice(rest);
+        line.set(&padded);
+    }
+    lines.for_each(|line| *line = Line::default());
 }
 
 #[cfg(test)]

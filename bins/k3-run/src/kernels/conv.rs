@@ -1,9 +1,14 @@
 //! The short depthwise convolution before the KDA recurrence (specification 3.4 step 2).
 
-use super::isa::Isa;
-use super::math::silu_slice;
+use rayon::prelude::*;
 
-/// Causal convolution of each channel, then [`silu`](super::math::silu).
+use super::isa::Isa;
+use super::math::{for_each_isa, silu};
+
+/// Taps of the released model, which have a loop of their own: one pass over the channels, the same sums.
+const RELEASED_TAPS: usize = 4;
+
+/// Causal convolution of each channel, then [`silu`]; the inputs of a call are split over the current rayon pool.
 ///
 /// Tap `K - 1` multiplies the current input and tap 0 the oldest; products are added oldest first, in f32. Cutting a
 /// sequence into calls changes no bit, because `history` carries the raw inputs.
@@ -42,23 +47,48 @@ pub fn conv_silu(
         "{} inputs for {channels} channels",
         x.len()
     );
-    for (t, out) in out.chunks_exact_mut(channels).enumerate() {
+    let before = &*history;
+    if x.len() == channels {
+        convolve(isa, x, before, weights, 0, out);
+    } else {
+        out.par_chunks_exact_mut(channels)
+            .enumerate()
+            .for_each(|(t, out)| convolve(isa, x, before, weights, t, out));
+    }
+    remember(x, history);
+}
+
+for_each_isa! {
+    /// The channels of input `t`.
+    fn convolve(x: &[f32], history: &[f32], weights: &[f32], t: usize, out: &mut [f32]) {
+        let channels = out.len();
+        let taps = weights.len() / channels;
+        // Input `t + tap` of history followed by x.
+        let input = |tap: usize| match (t + tap).checked_sub(taps - 1) {
+            Some(at) => &x[at * channels..][..channels],
+            None => &history[(t + tap) * channels..][..channels],
+        };
+        if taps == RELEASED_TAPS {
+            let (w, _) = weights.as_chunks::<RELEASED_TAPS>();
+            let inputs: [&[f32]; RELEASED_TAPS] = std::array::from_fn(input);
+            let [x0, x1, x2, x3] = inputs;
+            for (((((out, w), x0), x1), x2), x3) in out.iter_mut().zip(w).zip(x0).zip(x1).zip(x2).zip(x3) {
+                *out = silu(((w[0] * x0 + w[1] * x1) + w[2] * x2) + w[3] * x3);
+            }
+            return;
+        }
         for tap in 0..taps {
-            // Input `t + tap` of history followed by x.
-            let input = match (t + tap).checked_sub(taps - 1) {
-                Some(at) => &x[at * channels..][..channels],
-                None => &history[(t + tap) * channels..][..channels],
-            };
-            let each = out.iter_mut().zip(input).zip(weights.chunks_exact(taps));
+            let each = out.iter_mut().zip(input(tap)).zip(weights.chunks_exact(taps));
             if tap == 0 {
                 each.for_each(|((out, x), w)| *out = w[0] * x);
             } else {
                 each.for_each(|((out, x), w)| *out += w[tap] * x);
             }
         }
+        for out in out {
+            *out = silu(*out);
+        }
     }
-    silu_slice(isa, out);
-    remember(x, history);
 }
 
 /// Keeps the last inputs of `history` followed by `x`.

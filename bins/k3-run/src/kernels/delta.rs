@@ -90,6 +90,118 @@ for_each_isa! {
     }
 }
 
+/// What the tokens of one sequence bring to one head: vectors of token `t` begin at `t * width`, its `beta` is at `t * heads`.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaRows<'a> {
+    /// Queries from the head's first element on, as [`DeltaInput::q`].
+    pub q: &'a [f32],
+    /// Keys.
+    pub k: &'a [f32],
+    /// Values.
+    pub v: &'a [f32],
+    /// Decays.
+    pub alpha: &'a [f32],
+    /// Write strengths.
+    pub beta: &'a [f32],
+    /// From a token's vectors to the next's.
+    pub width: usize,
+    /// From a token's write strength to the next's.
+    pub heads: usize,
+}
+
+impl<'a> DeltaRows<'a> {
+    /// From the inputs of all rows and heads, those of `head` from `row` on.
+    pub fn of(self, row: usize, head: usize, dim: usize) -> Self {
+        let from = |x: &'a [f32]| &x[row * self.width + head * dim..];
+        Self {
+            q: from(self.q),
+            k: from(self.k),
+            v: from(self.v),
+            alpha: from(self.alpha),
+            beta: &self.beta[row * self.heads + head..],
+            ..self
+        }
+    }
+}
+
+/// Value columns taken at once: their part of the state, 128 key rows high, stays in the first-level cache from token to
+/// token, and their sums in registers.
+const COLUMNS: usize = 64;
+
+/// Advances one head by the tokens whose results `out` has room for, each as [`delta_step`] does, to the bit.
+///
+/// - `state`: `[dim, dim]`. `out`: `[tokens, dim]`.
+///
+/// # Panics
+/// If the state is not `dim` by `dim`, or a vector is missing.
+pub fn delta_rows(isa: Isa, state: &mut [f32], rows: DeltaRows<'_>, dim: usize, out: &mut [f32]) {
+    assert_eq!(state.len(), dim * dim, "state of {dim} by {dim}");
+    assert!(dim > 0 && out.len().is_multiple_of(dim), "whole results");
+    all_columns(isa, state, rows, dim, out);
+}
+
+for_each_isa! {
+    fn all_columns(state: &mut [f32], rows: DeltaRows<'_>, dim: usize, out: &mut [f32]) {
+        let mut first = 0;
+        while first + COLUMNS <= dim {
+            columns::<COLUMNS>(state, rows, dim, first, out);
+            first += COLUMNS;
+        }
+        while first + 8 <= dim {
+            columns::<8>(state, rows, dim, first, out);
+            first += 8;
+        }
+        while first < dim {
+            columns::<1>(state, rows, dim, first, out);
+            first += 1;
+        }
+    }
+}
+
+/// `W` value columns from `first` on, through all tokens.
+#[expect(clippy::inline_always, reason = "compiled for the caller's features")]
+#[inline(always)]
+fn columns<const W: usize>(
+    state: &mut [f32],
+    rows: DeltaRows<'_>,
+    dim: usize,
+    first: usize,
+    out: &mut [f32],
+) {
+    for (t, out) in out.chunks_exact_mut(dim).enumerate() {
+        let at = t * rows.width;
+        let (q, k, alpha) = (
+            &rows.q[at..][..dim],
+            &rows.k[at..][..dim],
+            &rows.alpha[at..][..dim],
+        );
+        let v = &rows.v[at + first..][..W];
+        let beta = rows.beta[t * rows.heads];
+        let mut u = [0f32; W];
+        for ((row, alpha), k) in state.chunks_exact_mut(dim).zip(alpha).zip(k) {
+            if let Some(row) = row[first..].first_chunk_mut::<W>() {
+                for (s, u) in row.iter_mut().zip(&mut u) {
+                    *s *= alpha;
+                    *u += k * *s;
+                }
+            }
+        }
+        for (u, v) in u.iter_mut().zip(v) {
+            *u = beta * (v - *u);
+        }
+        let mut sums = [0f32; W];
+        for ((row, k), q) in state.chunks_exact_mut(dim).zip(k).zip(q) {
+            if let Some(row) = row[first..].first_chunk_mut::<W>() {
+                for ((s, u), sum) in row.iter_mut().zip(&u).zip(&mut sums) {
+                    *s += k * u;
+                    *sum += q * *s;
+                }
+            }
+        }
+        out[first..first + W].copy_from_slice(&sums);
+    }
+}
+
 #[cfg(test)]
 mod chunked;
 
@@ -190,6 +302,48 @@ mod tests {
         delta_step(Isa::Scalar, &mut state, input, &mut u, &mut out);
         assert_eq!(state, [0.5, 0.5, 0.5, 0.25, 0.25, 0.25]);
         assert_eq!(out, [0.5; 3]);
+    }
+
+    #[test]
+    fn many_tokens_give_the_bits_of_one_after_the_other() {
+        let mut rng = Rng(44);
+        for (dim, heads, tokens) in [(1, 2, 3), (7, 1, 2), (24, 3, 5), (77, 2, 3), (128, 2, 9)] {
+            let width = dim * heads;
+            let start = rng.normals(dim * dim);
+            let [q, k, v] = [(); 3].map(|()| rng.normals(tokens * width));
+            let alpha: Vec<f32> = (0..tokens * width).map(|_| rng.unit().abs()).collect();
+            let beta: Vec<f32> = (0..tokens * heads).map(|_| rng.unit().abs()).collect();
+            let head = heads - 1;
+            let (mut want_state, mut want) = (start.clone(), vec![0.0; tokens * dim]);
+            let mut u = vec![0.0; dim];
+            for t in 0..tokens {
+                let at = t * width + head * dim..t * width + (head + 1) * dim;
+                let input = DeltaInput {
+                    q: &q[at.clone()],
+                    k: &k[at.clone()],
+                    v: &v[at.clone()],
+                    alpha: &alpha[at],
+                    beta: beta[t * heads + head],
+                };
+                let out = &mut want[t * dim..(t + 1) * dim];
+                delta_step(Isa::Scalar, &mut want_state, input, &mut u, out);
+            }
+            let rows = DeltaRows {
+                q: &q[head * dim..],
+                k: &k[head * dim..],
+                v: &v[head * dim..],
+                alpha: &alpha[head * dim..],
+                beta: &beta[head..],
+                width,
+                heads,
+            };
+            for isa in Isa::available() {
+                let (mut state, mut out) = (start.clone(), vec![0.0; tokens * dim]);
+                delta_rows(isa, &mut state, rows, dim, &mut out);
+                assert_same_bits(&out, &want, &format!("{dim} wide, {tokens} tokens"));
+                assert_same_bits(&state, &want_state, &format!("state {dim} wide"));
+            }
+        }
     }
 
     #[test]

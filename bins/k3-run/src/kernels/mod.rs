@@ -54,7 +54,7 @@ pub mod weights;
 pub use activations::Activations;
 pub use attention::{absorb, attend};
 pub use conv::conv_silu;
-pub use delta::{DeltaInput, decay_gate, delta_step};
+pub use delta::{DeltaInput, DeltaRows, decay_gate, delta_rows, delta_step};
 pub use isa::Isa;
 pub use math::{sigmoid_gate, sigmoid_slice, silu_slice, situ_slice};
 pub use matmul::{matmul, par_matmul, transpose};

@@ -103,15 +103,15 @@ pub fn softmax_in_place(x: &mut [f32]) {
 /// The raw vectors are mixed; their normalised form is only scored, against the element-wise product of the residual's
 /// norm weight and projection.
 ///
-/// - `sources`: `m` vectors of `[hidden]`, snapshots first, the running stream last.
+/// - `sources`: `m` vectors of `[hidden]`, snapshots first, the running stream last; gone through twice.
 /// - `norm_w_times_proj`, `out`: `[hidden]`.
 /// - `probs`: `[m]`, receives the mixing weights.
 ///
 /// # Panics
 /// If the lengths differ.
 #[expect(clippy::cast_possible_truncation, reason = "scores are f32")]
-pub fn attention_residual(
-    sources: &[&[f32]],
+pub fn attention_residual<'a>(
+    sources: impl ExactSizeIterator<Item = &'a [f32]> + Clone,
     norm_w_times_proj: &[f32],
     eps: f64,
     out: &mut [f32],
@@ -123,14 +123,14 @@ pub fn attention_residual(
         out.len(),
         "weights and result of one length"
     );
-    for (score, source) in probs.iter_mut().zip(sources) {
+    for (score, source) in probs.iter_mut().zip(sources.clone()) {
         let mean = sum_of_squares(source) / source.len() as f64;
         *score = (dot_f64(source, norm_w_times_proj) / (mean + eps).sqrt()) as f32;
     }
     softmax_in_place(probs);
     out.fill(0.0);
     for (p, source) in probs.iter().zip(sources) {
-        for (out, v) in out.iter_mut().zip(*source) {
+        for (out, v) in out.iter_mut().zip(source) {
             *out += p * v;
         }
     }
@@ -190,7 +190,7 @@ mod tests {
             .map(|(w, p)| w * p)
             .to_vec();
         let (mut out, mut probs) = ([0.0; 4], [0.0; 3]);
-        attention_residual(&sources, &weights, 1e-5, &mut out, &mut probs);
+        attention_residual(sources.into_iter(), &weights, 1e-5, &mut out, &mut probs);
         close(&probs, &[0.415_210_53, 0.429_152_89, 0.155_636_58], 6e-8);
         close(
             &out,

@@ -234,7 +234,13 @@ fn shared_data_attnres() {
     {
         let sources: Vec<&[f32]> = snapshots.chunks(128).chain([stream]).collect();
         let (mut out, mut probs) = ([0.0; 128], [0.0; 9]);
-        attention_residual(&sources, &weights, file.number("eps"), &mut out, &mut probs);
+        attention_residual(
+            sources.iter().copied(),
+            &weights,
+            file.number("eps"),
+            &mut out,
+            &mut probs,
+        );
         close(&out, want, "out");
     }
 }

@@ -10,11 +10,10 @@ use super::{ModelError, matrix::StepContext};
 use crate::kernels::{Activations, Isa, math::situ_slice};
 
 /// Buffers of one gated MLP.
-#[derive(Debug, Default)]
-pub(super) struct GatedScratch {
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    inner: Activations,
+pub(super) struct GatedBuffers<'a> {
+    pub(super) gate: &'a mut Vec<f32>,
+    pub(super) up: &'a mut Vec<f32>,
+    pub(super) inner: &'a mut Activations,
 }
 
 /// Which three matrices, and how wide.
@@ -59,18 +58,18 @@ impl GatedMlp {
     pub(super) fn run(
         self,
         step: &mut StepContext<'_>,
-        scratch: &mut GatedScratch,
+        buffers: GatedBuffers<'_>,
         x: &Activations,
         out: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
         let [gate, up, down] = self
             .tensors
             .map(|tensor| TensorRole::Layer(self.layer, tensor));
-        let GatedScratch {
+        let GatedBuffers {
             gate: gate_out,
             up: up_out,
             inner,
-        } = scratch;
+        } = buffers;
         step.multiply(gate, self.inner_size, x, gate_out)?;
         step.multiply(up, self.inner_size, x, up_out)?;
         let len = self.inner_size * x.num_rows();

@@ -1,26 +1,18 @@
 //! The layer driver: one step of rows through all layers (specification 3.1, 3.2).
 
-use std::ops::Range;
-
 use k3_shared::{
-    config::{Config, Mixer, Mlp},
+    config::Config,
     ids::{LayerIdx, TokenId},
-    names::LayerTensor,
 };
-use rayon::prelude::*;
 
 use super::{
-    MixerState, ModelError, Routing, SequenceState, WeightSource,
-    attn_res::ResidualStream,
-    dense::{GatedMlp, GatedScratch},
+    ModelError, Part, Routing, SequenceState, StepProfile, WeightSource,
     head::{self, HeadScratch},
-    kda::{self, KdaRows, KdaScratch},
-    matrix::{MatrixScratch, StepContext, sized},
-    mla::{self, MlaRows, MlaScratch},
-    moe::{self, MoeScratch},
-    vectors::LayerVectors,
+    layer::{LayerBuffers, row_ranges},
+    matrix::{MatrixScratch, StepContext},
+    workspace::vec_bytes,
 };
-use crate::kernels::{Activations, Isa, NanScales, norm::rms_norm};
+use crate::kernels::{Isa, NanScales};
 
 /// What a run chooses about the arithmetic.
 #[derive(Clone, Copy, Debug)]
@@ -72,18 +64,12 @@ pub struct Forward {
     config: Config,
     num_layers: usize,
     options: ForwardOptions,
-    stream: ResidualStream,
-    vectors: LayerVectors,
+    buffers: LayerBuffers,
     matrix: MatrixScratch,
-    mixed: Vec<f32>,
-    normed: Vec<f32>,
-    input: Activations,
-    output: Vec<f32>,
-    kda: KdaScratch,
-    mla: MlaScratch,
-    dense: GatedScratch,
-    moe: MoeScratch,
     head: HeadScratch,
+    /// Rows of the step that the head runs over.
+    rows: Vec<usize>,
+    profile: StepProfile,
 }
 
 impl Forward {
@@ -93,24 +79,31 @@ impl Forward {
             num_layers: num_layers.min(config.num_hidden_layers),
             config,
             options,
-            stream: ResidualStream::default(),
-            vectors: LayerVectors::default(),
+            buffers: LayerBuffers::default(),
             matrix: MatrixScratch::default(),
-            mixed: Vec::new(),
-            normed: Vec::new(),
-            input: Activations::new(),
-            output: Vec::new(),
-            kda: KdaScratch::default(),
-            mla: MlaScratch::default(),
-            dense: GatedScratch::default(),
-            moe: MoeScratch::default(),
             head: HeadScratch::default(),
+            rows: Vec::new(),
+            profile: StepProfile::default(),
         }
     }
 
     /// The model's config.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Where the time of the last step went.
+    pub fn profile(&self) -> &StepProfile {
+        &self.profile
+    }
+
+    /// Bytes of memory that the buffers hold between steps, without those of MLA: what the ledger calls activations.
+    pub fn scratch_bytes(&self) -> usize {
+        let rows = vec_bytes(&self.rows);
+        self.buffers.allocated_bytes()
+            + self.matrix.allocated_bytes()
+            + self.head.allocated_bytes()
+            + rows
     }
 
     /// Run one step. States advance only if it succeeds; after a failure they refuse further steps.
@@ -129,7 +122,16 @@ impl Forward {
         for segment in &mut *segments {
             segment.state.torn = true;
         }
+        self.profile.begin();
         self.embed(source, segments)?;
+        self.profile.lap(Part::Embedding);
+        let mut step = StepContext {
+            config: &self.config,
+            isa: self.options.isa,
+            source,
+            matrix: &mut self.matrix,
+            profile: &mut self.profile,
+        };
         for layer in 0..self.num_layers {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -137,20 +139,21 @@ impl Forward {
             )]
             let layer = LayerIdx(layer as u32);
             observer.layer(layer);
-            self.layer(layer, source, segments, observer)?;
-            self.check_finite(layer)?;
-            observer.hidden(layer, &self.stream.sum);
+            step.lap(Part::Observer);
+            let buffers = &mut self.buffers;
+            buffers.run(&mut step, &self.options, layer, segments, observer)?;
+            observer.hidden(layer, &buffers.stream.sum);
+            step.lap(Part::Observer);
         }
         if output != Output::None {
-            let rows = output_rows(segments, output);
-            let mut step = StepContext {
-                config: &self.config,
-                isa: self.options.isa,
-                source,
-                matrix: &mut self.matrix,
-            };
+            let rows = segments.iter().map(|s| s.tokens.len()).sum();
+            self.rows.clear();
+            self.rows.reserve_exact(rows);
+            output_rows(segments, output, &mut self.rows);
             let take = &mut |first: usize, logits: &[f32]| observer.logits(first, logits);
-            head::run(&mut step, &self.stream, &mut self.head, &rows, take)?;
+            let stream = &mut self.buffers.stream;
+            head::run(&mut step, stream, &mut self.head, &self.rows, take)?;
+            step.lap(Part::Head);
         }
         for segment in segments {
             segment.state.position += segment.tokens.len();
@@ -189,155 +192,10 @@ impl Forward {
     ) -> Result<(), ModelError> {
         let hidden = self.config.hidden_size;
         let rows: usize = segments.iter().map(|s| s.tokens.len()).sum();
-        self.stream.begin(rows, hidden);
+        self.buffers.stream.begin(rows, hidden);
         let tokens = segments.iter().flat_map(|s| s.tokens);
-        for (row, token) in self.stream.sum.chunks_exact_mut(hidden).zip(tokens) {
+        for (row, token) in self.buffers.stream.sum.chunks_exact_mut(hidden).zip(tokens) {
             source.embedding_row(*token, row)?;
-        }
-        Ok(())
-    }
-
-    fn layer(
-        &mut self,
-        layer: LayerIdx,
-        source: &mut dyn WeightSource,
-        segments: &mut [Segment<'_>],
-        observer: &mut dyn Observer,
-    ) -> Result<(), ModelError> {
-        let boundary = layer.get().is_multiple_of(self.config.attn_res_block_size);
-        self.vectors.load(layer, source)?;
-        if self.stream.has_snapshots() {
-            self.stream.mix(
-                &self.vectors.attn_res,
-                self.config.rms_norm_eps,
-                &mut self.mixed,
-            );
-        } else {
-            self.mixed.clone_from(&self.stream.sum);
-        }
-        if boundary {
-            // The stream before the mix is kept, and the running sum restarts with the mixer's output.
-            self.stream.snapshot();
-        }
-        self.norm_input(LayerTensor::InputNorm);
-        self.mixer(layer, source, segments)?;
-        let len = self.stream.sum.len();
-        self.stream.add(&self.output[..len], boundary);
-
-        self.stream.mix(
-            &self.vectors.mlp_res,
-            self.config.rms_norm_eps,
-            &mut self.mixed,
-        );
-        self.norm_input(LayerTensor::PostNorm);
-        let mut step = StepContext {
-            config: &self.config,
-            isa: self.options.isa,
-            source,
-            matrix: &mut self.matrix,
-        };
-        match self.config.mlp(layer) {
-            Mlp::Dense => {
-                let mlp = GatedMlp::dense(&self.config, layer);
-                mlp.run(&mut step, &mut self.dense, &self.input, &mut self.output)?;
-            }
-            Mlp::Moe => {
-                let (nan_scales, moe) = (self.options.nan_scales, &mut self.moe);
-                let out = &mut self.output;
-                moe::run(
-                    &mut step,
-                    layer,
-                    nan_scales,
-                    &self.vectors,
-                    moe,
-                    &self.input,
-                    out,
-                )?;
-                observer.routed(layer, self.moe.routings());
-            }
-        }
-        self.stream.add(&self.output[..len], false);
-        Ok(())
-    }
-
-    /// Norm the mixed rows and lay them out for the kernels.
-    fn norm_input(&mut self, tensor: LayerTensor) {
-        let hidden = self.config.hidden_size;
-        let weight = self.vectors.get(tensor);
-        let eps = self.config.rms_norm_eps;
-        let normed = sized(&mut self.normed, self.mixed.len());
-        let rows = normed
-            .par_chunks_mut(hidden)
-            .zip(self.mixed.par_chunks(hidden));
-        rows.for_each(|(out, x)| rms_norm(x, weight, eps, out));
-        self.input.fill(normed, hidden);
-    }
-
-    fn mixer(
-        &mut self,
-        layer: LayerIdx,
-        source: &mut dyn WeightSource,
-        segments: &mut [Segment<'_>],
-    ) -> Result<(), ModelError> {
-        let mut step = StepContext {
-            config: &self.config,
-            isa: self.options.isa,
-            source,
-            matrix: &mut self.matrix,
-        };
-        let (vectors, x, out) = (&self.vectors, &self.input, &mut self.output);
-        let ranges = row_ranges(segments);
-        match self.config.mixers[layer.get()] {
-            Mixer::Kda => {
-                let mut rows: Vec<KdaRows<'_>> = segments
-                    .iter_mut()
-                    .zip(ranges)
-                    .filter_map(
-                        |(segment, rows)| match &mut segment.state.mixers[layer.get()] {
-                            MixerState::Kda(state) => Some(KdaRows { rows, state }),
-                            MixerState::Mla(_) => None,
-                        },
-                    )
-                    .collect();
-                kda::run(&mut step, layer, vectors, &mut self.kda, &mut rows, x, out)
-            }
-            Mixer::Mla => {
-                let mut rows: Vec<MlaRows<'_>> = segments
-                    .iter_mut()
-                    .zip(ranges)
-                    .filter_map(|(segment, rows)| {
-                        let position = segment.state.position;
-                        match &mut segment.state.mixers[layer.get()] {
-                            MixerState::Mla(cache) => Some(MlaRows {
-                                rows,
-                                position,
-                                cache,
-                            }),
-                            MixerState::Kda(_) => None,
-                        }
-                    })
-                    .collect();
-                let eps = self.options.mla_norm_eps;
-                mla::run(
-                    &mut step,
-                    layer,
-                    eps,
-                    vectors,
-                    &mut self.mla,
-                    &mut rows,
-                    x,
-                    out,
-                )
-            }
-        }
-    }
-
-    fn check_finite(&self, layer: LayerIdx) -> Result<(), ModelError> {
-        let rows = self.stream.sum.chunks_exact(self.config.hidden_size);
-        for (row, values) in rows.enumerate() {
-            if !values.iter().all(|x| x.is_finite()) {
-                return Err(ModelError::NotFinite { layer, row });
-            }
         }
         Ok(())
     }
@@ -358,33 +216,33 @@ impl Forward {
         struct Blind;
         impl Observer for Blind {}
         let hidden = self.config.hidden_size;
-        self.stream.begin(stream.len() / hidden, hidden);
+        let buffers = &mut self.buffers;
+        buffers.stream.begin(stream.len() / hidden, hidden);
         for snapshot in snapshots {
-            self.stream.sum.copy_from_slice(snapshot);
-            self.stream.snapshot();
+            buffers.stream.sum.copy_from_slice(snapshot);
+            buffers.stream.snapshot();
         }
-        self.stream.sum.copy_from_slice(stream);
-        self.layer(layer, source, segments, &mut Blind)?;
-        Ok((self.stream.sum.clone(), self.stream.snapshots().to_vec()))
+        buffers.stream.sum.copy_from_slice(stream);
+        let mut step = StepContext {
+            config: &self.config,
+            isa: self.options.isa,
+            source,
+            matrix: &mut self.matrix,
+            profile: &mut self.profile,
+        };
+        buffers.run(&mut step, &self.options, layer, segments, &mut Blind)?;
+        Ok((
+            buffers.stream.sum.clone(),
+            buffers.stream.snapshots().to_vec(),
+        ))
     }
 }
 
-/// Which rows of the step are each segment's.
-fn row_ranges(segments: &[Segment<'_>]) -> Vec<Range<usize>> {
-    let mut first = 0;
-    let range = |segment: &Segment<'_>| {
-        let range = first..first + segment.tokens.len();
-        first = range.end;
-        range
-    };
-    segments.iter().map(range).collect()
-}
-
-fn output_rows(segments: &[Segment<'_>], output: Output) -> Vec<usize> {
-    let ranges = row_ranges(segments).into_iter();
+fn output_rows(segments: &[Segment<'_>], output: Output, rows: &mut Vec<usize>) {
+    let ranges = row_ranges(segments);
     match output {
-        Output::None => Vec::new(),
-        Output::Last => ranges.filter_map(Iterator::last).collect(),
-        Output::All => ranges.flatten().collect(),
+        Output::None => {}
+        Output::Last => rows.extend(ranges.filter_map(Iterator::last)),
+        Output::All => rows.extend(ranges.flatten()),
     }
 }

@@ -10,39 +10,23 @@ use k3_shared::{
 use rayon::prelude::*;
 
 use super::{
-    KdaState, ModelError,
+    KdaState, ModelError, Part,
     matrix::{StepContext, sized},
     vectors::LayerVectors,
+    workspace::Workspace,
 };
 use crate::kernels::{
     Activations, Isa,
     conv::conv_silu,
-    delta::{DeltaInput, decay_gate, delta_step},
+    delta::{DeltaRows, decay_gate, delta_rows},
     math::{self, sigmoid_gate, sigmoid_slice},
     norm::{l2_normalize, rms_norm_in_place},
 };
 
 /// Epsilon of the query and key norms, inside the root of a sum.
 const L2_EPS: f64 = 1e-6;
-
-/// Buffers of the mixer.
-#[derive(Debug, Default)]
-pub(super) struct KdaScratch {
-    /// Raw projection of queries, keys or values, `[rows, heads * head_dim]`.
-    raw: Vec<f32>,
-    /// Queries, keys, values after convolution, `[rows, heads * head_dim]` each.
-    qkv: [Vec<f32>; 3],
-    low_rank: Vec<f32>,
-    low_rank_in: Activations,
-    /// Gate input, then decay, `[rows, heads * head_dim]`.
-    alpha: Vec<f32>,
-    beta: Vec<f32>,
-    gate: Vec<f32>,
-    /// `[heads, rows, head_dim]`.
-    by_head: Vec<f32>,
-    out: Vec<f32>,
-    out_in: Activations,
-}
+/// Heads normed by one task: a head alone is less work than handing it over.
+const HEADS_PER_TASK: usize = 24;
 
 /// One sequence's part in a step.
 pub(super) struct KdaRows<'a> {
@@ -57,70 +41,77 @@ pub(super) fn run(
     step: &mut StepContext<'_>,
     layer: LayerIdx,
     vectors: &LayerVectors,
-    scratch: &mut KdaScratch,
+    work: &mut Workspace,
     sequences: &mut [KdaRows<'_>],
     x: &Activations,
     out: &mut Vec<f32>,
 ) -> Result<(), ModelError> {
     use LayerTensor as T;
-    let config = step.config.kda.clone();
+    let config = &step.config.kda;
     let isa = step.isa;
     let (rows, width) = (x.num_rows(), config.projection_size());
     let role = |tensor| TensorRole::Layer(layer, tensor);
-    let mixed = [
-        (T::KdaQ, T::KdaConvQ),
-        (T::KdaK, T::KdaConvK),
-        (T::KdaV, T::KdaConvV),
-    ];
-    for (index, (projection, taps)) in mixed.into_iter().enumerate() {
-        step.multiply(role(projection), width, x, &mut scratch.raw)?;
-        let mixed = sized(&mut scratch.qkv[index], rows * width);
+    // The raw projections, then the outputs by head; queries, then the gated outputs; keys, then the gate; values; decays.
+    let [raw, q, k, v, alpha] = &mut work.wide;
+    let [low_rank, beta] = &mut work.small;
+    let [out_in, low_rank_in, _] = &mut work.inputs;
+    for (index, (projection, taps, mixed)) in [
+        (T::KdaQ, T::KdaConvQ, &mut *q),
+        (T::KdaK, T::KdaConvK, &mut *k),
+        (T::KdaV, T::KdaConvV, &mut *v),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        step.multiply(role(projection), width, x, raw)?;
+        step.lap(Part::KdaProjections);
+        let mixed = sized(mixed, rows * width);
         for sequence in &mut *sequences {
             let at = sequence.rows.start * width..sequence.rows.end * width;
             let history = &mut sequence.state.history[index];
-            conv_silu(
-                isa,
-                &scratch.raw[at.clone()],
-                history,
-                vectors.get(taps),
-                width,
-                &mut mixed[at],
-            );
+            let (raw, mixed) = (&raw[at.clone()], &mut mixed[at]);
+            conv_silu(isa, raw, history, vectors.get(taps), width, mixed);
         }
+        step.lap(Part::KdaConvolution);
     }
-    step.multiply(role(T::KdaFA), config.head_dim, x, &mut scratch.low_rank)?;
-    scratch
-        .low_rank_in
-        .fill(&scratch.low_rank[..rows * config.head_dim], config.head_dim);
-    step.multiply(
-        role(T::KdaFB),
+    step.multiply(role(T::KdaFA), config.head_dim, x, low_rank)?;
+    low_rank_in.fill(&low_rank[..rows * config.head_dim], config.head_dim);
+    step.multiply(role(T::KdaFB), width, low_rank_in, alpha)?;
+    step.multiply(role(T::KdaB), config.num_heads, x, beta)?;
+    step.lap(Part::KdaProjections);
+
+    let len = rows * width;
+    let (beta, alpha) = (&mut beta[..rows * config.num_heads], &mut alpha[..len]);
+    let (by_head, q, v) = (sized(raw, len), &mut q[..len], &v[..len]);
+    sigmoid_slice(isa, beta);
+    prepare_heads(config, isa, vectors, (&mut *q, &mut k[..len], &mut *alpha));
+    step.lap(Part::KdaGates);
+    let input = DeltaRows {
+        q,
+        k: &k[..len],
+        v,
+        alpha,
+        beta,
         width,
-        &scratch.low_rank_in,
-        &mut scratch.alpha,
-    )?;
-    step.multiply(role(T::KdaB), config.num_heads, x, &mut scratch.beta)?;
-    sigmoid_slice(isa, &mut scratch.beta[..rows * config.num_heads]);
-    prepare_heads(&config, isa, vectors, scratch, rows);
-    recur(&config, isa, scratch, sequences, rows);
-    step.multiply(role(T::AttnG), width, x, &mut scratch.gate)?;
-    gather_heads(
-        &config,
-        isa,
-        step.config.rms_norm_eps,
-        vectors,
-        scratch,
-        rows,
-    );
-    scratch.out_in.fill(&scratch.out[..rows * width], width);
-    step.multiply(
-        role(T::AttnO),
-        step.config.hidden_size,
-        &scratch.out_in,
-        out,
-    )
+        heads: config.num_heads,
+    };
+    recur(config, isa, input, sequences, by_head);
+    step.lap(Part::KdaRecurrence);
+
+    step.multiply(role(T::AttnG), width, x, k)?;
+    step.lap(Part::KdaProjections);
+    let (weight, eps) = (vectors.get(T::KdaONorm), step.config.rms_norm_eps);
+    gather_heads(config, isa, (weight, eps), by_head, &k[..len], q);
+    out_in.fill(q, width);
+    step.lap(Part::KdaGates);
+    step.multiply(role(T::AttnO), step.config.hidden_size, out_in, out)?;
+    step.lap(Part::KdaProjections);
+    Ok(())
 }
 
 /// Norm the queries and keys of each head and turn the gate's input into decays (steps 3 and 5).
+///
+/// - `qka`: queries, keys and gate inputs, `[rows, heads * head_dim]` each.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the bound is f32 in the arithmetic"
@@ -129,96 +120,85 @@ fn prepare_heads(
     config: &KdaConfig,
     isa: Isa,
     vectors: &LayerVectors,
-    scratch: &mut KdaScratch,
-    rows: usize,
+    qka: (&mut [f32], &mut [f32], &mut [f32]),
 ) {
-    let (dim, width) = (config.head_dim, config.projection_size());
+    /// Decays made at a time from gate inputs set aside.
+    const PIECE: usize = 128;
+    let dim = config.head_dim;
     let query_scale = 1.0 / (dim as f64).sqrt();
     let lambda = config.gate_lower_bound as f32;
     let a_log = vectors.get(LayerTensor::KdaALog);
     let bias = vectors.get(LayerTensor::KdaDtBias);
-    let [q, k, _] = &mut scratch.qkv;
-    let len = rows * width;
-    let heads = q[..len]
-        .par_chunks_mut(dim)
-        .zip(k[..len].par_chunks_mut(dim));
-    heads
-        .zip(scratch.alpha[..len].par_chunks_mut(dim))
+    let one_head = |head: usize, q: &mut [f32], k: &mut [f32], alpha: &mut [f32]| {
+        l2_normalize(q, L2_EPS, query_scale);
+        l2_normalize(k, L2_EPS, 1.0);
+        let exp_a = math::exp(a_log[head]);
+        let bias = bias[head * dim..(head + 1) * dim].chunks(PIECE);
+        for (alpha, bias) in alpha.chunks_mut(PIECE).zip(bias) {
+            let mut z = [0.0; PIECE];
+            let z = &mut z[..alpha.len()];
+            z.copy_from_slice(alpha);
+            decay_gate(isa, z, bias, exp_a, lambda, alpha);
+        }
+    };
+    let (q, k, alpha) = qka;
+    q.par_chunks_exact_mut(dim)
+        .zip(k.par_chunks_exact_mut(dim))
+        .zip(alpha.par_chunks_exact_mut(dim))
         .enumerate()
-        .for_each_init(
-            || vec![0.0; dim],
-            |z, (index, ((q, k), alpha))| {
-                let head = index % config.num_heads;
-                l2_normalize(q, L2_EPS, query_scale);
-                l2_normalize(k, L2_EPS, 1.0);
-                z.copy_from_slice(alpha);
-                let exp_a = math::exp(a_log[head]);
-                decay_gate(
-                    isa,
-                    z,
-                    &bias[head * dim..(head + 1) * dim],
-                    exp_a,
-                    lambda,
-                    alpha,
-                );
-            },
-        );
+        .with_min_len(HEADS_PER_TASK)
+        .for_each(|(index, ((q, k), alpha))| one_head(index % config.num_heads, q, k, alpha));
 }
 
 /// Advance every head of every sequence through its rows, one after the other (step 6).
+///
+/// - `input`: of all rows and heads. `by_head`: `[heads, rows, head_dim]`.
 fn recur(
     config: &KdaConfig,
     isa: Isa,
-    scratch: &mut KdaScratch,
+    input: DeltaRows<'_>,
     sequences: &mut [KdaRows<'_>],
-    rows: usize,
+    by_head: &mut [f32],
 ) {
-    let (dim, heads, width) = (config.head_dim, config.num_heads, config.projection_size());
-    let [q, k, v] = &scratch.qkv;
-    let (alpha, beta) = (&scratch.alpha, &scratch.beta);
-    sized(&mut scratch.by_head, rows * width);
+    let (dim, heads) = (config.head_dim, config.num_heads);
+    let per_head = by_head.len() / heads;
     for sequence in sequences {
-        let states = sequence.state.matrix.par_chunks_mut(dim * dim);
-        let outs = scratch.by_head[..rows * width].par_chunks_mut(rows * dim);
+        let states = sequence.state.matrix.par_chunks_exact_mut(dim * dim);
+        let outs = by_head.par_chunks_exact_mut(per_head);
         let range = sequence.rows.clone();
-        states.zip(outs).enumerate().for_each_init(
-            || vec![0.0; dim],
-            |u, (head, (state, out))| {
-                for row in range.clone() {
-                    let at = row * width + head * dim..row * width + (head + 1) * dim;
-                    let input = DeltaInput {
-                        q: &q[at.clone()],
-                        k: &k[at.clone()],
-                        v: &v[at.clone()],
-                        alpha: &alpha[at],
-                        beta: beta[row * heads + head],
-                    };
-                    delta_step(isa, state, input, u, &mut out[row * dim..(row + 1) * dim]);
-                }
-            },
-        );
+        states
+            .zip(outs)
+            .enumerate()
+            .for_each(|(head, (state, out))| {
+                let out = &mut out[range.start * dim..range.end * dim];
+                let rows = input.of(range.start, head, dim);
+                delta_rows(isa, state, rows, dim, out);
+            });
     }
 }
 
 /// Norm each head's output, gate it, and lay the heads side by side (step 7: norm first, then the plain sigmoid gate).
+///
+/// - `norm`: its weight, `[head_dim]`, and epsilon. `by_head`: `[heads, rows, head_dim]`. `gate`, `out`: `[rows, heads *
+///   head_dim]`.
 fn gather_heads(
     config: &KdaConfig,
     isa: Isa,
-    eps: f64,
-    vectors: &LayerVectors,
-    scratch: &mut KdaScratch,
-    rows: usize,
+    norm: (&[f32], f64),
+    by_head: &[f32],
+    gate: &[f32],
+    out: &mut [f32],
 ) {
-    let (dim, width) = (config.head_dim, config.projection_size());
-    let weight = vectors.get(LayerTensor::KdaONorm);
-    let (by_head, gate) = (&scratch.by_head, &scratch.gate);
-    let out = sized(&mut scratch.out, rows * width);
-    out.par_chunks_mut(dim)
+    let dim = config.head_dim;
+    let rows = out.len() / config.projection_size();
+    out.par_chunks_exact_mut(dim)
+        .zip(gate.par_chunks_exact(dim))
         .enumerate()
-        .for_each(|(index, out)| {
+        .with_min_len(HEADS_PER_TASK)
+        .for_each(|(index, (out, gate))| {
             let (row, head) = (index / config.num_heads, index % config.num_heads);
             out.copy_from_slice(&by_head[(head * rows + row) * dim..][..dim]);
-            rms_norm_in_place(out, weight, eps);
-            sigmoid_gate(isa, out, &gate[index * dim..(index + 1) * dim]);
+            rms_norm_in_place(out, norm.0, norm.1);
+            sigmoid_gate(isa, out, gate);
         });
 }

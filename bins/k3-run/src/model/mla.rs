@@ -14,7 +14,7 @@ use k3_shared::{
 use rayon::prelude::*;
 
 use super::{
-    LatentCache, ModelError,
+    LatentCache, ModelError, Part,
     matrix::{StepContext, for_each_tile, sized},
     vectors::LayerVectors,
 };
@@ -106,7 +106,9 @@ pub(super) fn run(
             rms_norm_in_place(latent, vectors.get(T::MlaKvANorm), low_rank_eps);
         }
     }
+    step.lap(Part::MlaProjections);
     attend_heads(step, role(T::MlaKvB), &mla, scratch, sequences, rows)?;
+    step.lap(Part::MlaAttention);
 
     let width = mla.num_heads * mla.v_head_dim;
     step.multiply(role(T::AttnG), width, x, &mut scratch.gate)?;
@@ -117,7 +119,9 @@ pub(super) fn run(
         step.config.hidden_size,
         &scratch.out_in,
         out,
-    )
+    )?;
+    step.lap(Part::MlaProjections);
+    Ok(())
 }
 
 /// Absorb, attend and expand for every head, tile by tile.
@@ -144,7 +148,7 @@ fn attend_heads(
         ..
     } = scratch;
     for_each_tile(
-        step.source,
+        step,
         kv_b,
         mla.num_heads * head_rows,
         &mut |part, weights| {

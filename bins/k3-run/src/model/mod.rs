@@ -7,20 +7,25 @@
 mod attn_res;
 mod dense;
 mod forward;
+mod groups;
 mod head;
 mod kda;
+mod layer;
 mod matrix;
 mod mla;
 mod moe;
+mod profile;
 mod router;
 mod source;
 mod state;
 #[cfg(test)]
 mod tests;
 mod vectors;
+mod workspace;
 
 pub use forward::{Forward, ForwardOptions, Observer, Output, Segment};
-pub use router::{Routing, route};
+pub use profile::{Part, PartTimes, StepProfile};
+pub use router::{Routing, route, route_into};
 pub use source::{ExpertWeights, SourceError, WeightSource};
 pub use state::{KdaState, LatentCache, MixerState, SequenceState};
 pub(crate) use vectors::stored;

@@ -2,7 +2,7 @@
 
 use k3_shared::{config::MoeConfig, ids::ExpertIdx};
 
-use crate::kernels::math::sigmoid;
+use crate::kernels::{Isa, math::sigmoid_slice};
 
 /// The experts of one row in selection order, and their weights.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,34 +20,56 @@ pub struct Routing {
 ///
 /// - `logits`: `[num_experts]`, overwritten by the scores. `bias`: `[num_experts]`.
 ///
-/// `None` if a score is not finite.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "weights are f32; fewer experts than a u32 holds"
-)]
-pub fn route(moe: &MoeConfig, logits: &mut [f32], bias: &[f32]) -> Option<Routing> {
+/// - `routing`: receives the choice; its memory is used again.
+///
+/// False if a score is not finite, and `routing` is then of no use.
+#[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+pub fn route_into(
+    isa: Isa,
+    moe: &MoeConfig,
+    logits: &mut [f32],
+    bias: &[f32],
+    routing: &mut Routing,
+) -> bool {
     let top_k = moe.num_experts_per_token;
-    // Best first; an insertion keeps equal scores in ascending expert order.
-    let mut chosen: Vec<(f32, u32)> = Vec::with_capacity(top_k + 1);
-    for (expert, (logit, bias)) in (0u32..).zip(logits.iter_mut().zip(bias)) {
-        *logit = sigmoid(*logit);
-        let score = *logit + bias;
+    let Routing {
+        experts,
+        weights: best,
+    } = routing;
+    experts.clear();
+    experts.reserve_exact(top_k);
+    best.clear();
+    best.reserve_exact(top_k);
+    sigmoid_slice(isa, logits);
+    // Best first; an insertion keeps equal scores in ascending expert order. `best` holds the biased scores until the end.
+    for (expert, (score, bias)) in (0u32..).zip(logits.iter().zip(bias)) {
+        let score = score + bias;
         if !score.is_finite() {
-            return None;
+            return false;
         }
-        let place = chosen.partition_point(|&(s, _)| s >= score);
-        if place < top_k {
-            chosen.insert(place, (score, expert));
-            chosen.truncate(top_k);
+        if best.len() == top_k {
+            if best.last().is_none_or(|&worst| worst >= score) {
+                continue;
+            }
+            best.pop();
+            experts.pop();
         }
+        let place = best.partition_point(|&s| s >= score);
+        best.insert(place, score);
+        experts.insert(place, ExpertIdx(expert));
     }
-    let score = |expert: u32| f64::from(logits[expert as usize]);
-    let sum: f64 = chosen.iter().fold(0.0, |sum, &(_, e)| sum + score(e)) + 1e-20;
-    let weight = |expert| (score(expert) / sum * moe.routed_scaling_factor) as f32;
-    Some(Routing {
-        weights: chosen.iter().map(|&(_, e)| weight(e)).collect(),
-        experts: chosen.into_iter().map(|(_, e)| ExpertIdx(e)).collect(),
-    })
+    let score = |expert: &ExpertIdx| f64::from(logits[expert.get()]);
+    let sum: f64 = experts.iter().fold(0.0, |sum, e| sum + score(e)) + 1e-20;
+    for (weight, expert) in best.iter_mut().zip(&*experts) {
+        *weight = (score(expert) / sum * moe.routed_scaling_factor) as f32;
+    }
+    true
+}
+
+/// [`route_into`] a routing of its own.
+pub fn route(isa: Isa, moe: &MoeConfig, logits: &mut [f32], bias: &[f32]) -> Option<Routing> {
+    let mut routing = Routing::default();
+    route_into(isa, moe, logits, bias, &mut routing).then_some(routing)
 }
 
 #[cfg(test)]
@@ -69,7 +91,7 @@ mod tests {
     fn row_05_the_bias_selects_only() {
         let mut logits = [0.2, -1.0, 0.5, 2.0, 0.0];
         let bias = [0.5, 0.9, 0.0, -0.8, 0.1];
-        let routing = route(&moe(5, 2, 1.0), &mut logits, &bias).unwrap();
+        let routing = route(Isa::detect(), &moe(5, 2, 1.0), &mut logits, &bias).unwrap();
         assert_eq!(routing.experts, [ExpertIdx(1), ExpertIdx(0)]);
         let want = [0.328_467_874_4, 0.671_532_125_6];
         for (got, want) in routing.weights.iter().zip(want) {
@@ -85,36 +107,48 @@ mod tests {
 
     #[test]
     fn row_28_weights_are_renormalised_and_a_sum_of_nothing_divides() {
-        let routing = route(&moe(4, 3, 1.0), &mut [-3.0, 0.5, 2.0, 1.0], &[0.0; 4]).unwrap();
+        let routing = route(
+            Isa::detect(),
+            &moe(4, 3, 1.0),
+            &mut [-3.0, 0.5, 2.0, 1.0],
+            &[0.0; 4],
+        )
+        .unwrap();
         assert!((routing.weights.iter().sum::<f32>() - 1.0).abs() < 1e-7);
         // Scores that underflow: 1e-20 keeps 0 / 0 away.
-        let routing = route(&moe(4, 3, 1.0), &mut [-1e4; 4], &[0.0; 4]).unwrap();
+        let routing = route(Isa::detect(), &moe(4, 3, 1.0), &mut [-1e4; 4], &[0.0; 4]).unwrap();
         assert_eq!(routing.weights, [0.0; 3]);
     }
 
     #[test]
     fn row_28_the_scaling_factor_multiplies_the_weights() {
-        let routing = route(&moe(3, 2, 2.5), &mut [0.0; 3], &[0.0; 3]).unwrap();
+        let routing = route(Isa::detect(), &moe(3, 2, 2.5), &mut [0.0; 3], &[0.0; 3]).unwrap();
         assert_eq!(routing.weights, [1.25, 1.25]);
     }
 
     #[test]
     fn ties_go_to_the_lowest_expert() {
         let routing = route(
+            Isa::detect(),
             &moe(6, 3, 1.0),
             &mut [1.0, 2.0, 1.0, 2.0, 1.0, 2.0],
             &[0.0; 6],
         )
         .unwrap();
         assert_eq!(routing.experts, [ExpertIdx(1), ExpertIdx(3), ExpertIdx(5)]);
-        let routing = route(&moe(6, 4, 1.0), &mut [0.0; 6], &[0.0; 6]).unwrap();
+        let routing = route(Isa::detect(), &moe(6, 4, 1.0), &mut [0.0; 6], &[0.0; 6]).unwrap();
         assert_eq!(routing.experts, [0, 1, 2, 3].map(ExpertIdx));
     }
 
     #[test]
     fn a_nan_routes_nowhere() {
         assert_eq!(
-            route(&moe(2, 1, 1.0), &mut [0.0, f32::NAN], &[0.0; 2]),
+            route(
+                Isa::detect(),
+                &moe(2, 1, 1.0),
+                &mut [0.0, f32::NAN],
+                &[0.0; 2]
+            ),
             None
         );
     }

@@ -11,6 +11,14 @@ pub struct KdaState {
     pub history: [Vec<f32>; 3],
 }
 
+impl KdaState {
+    /// Bytes of the state and the history.
+    pub fn bytes(&self) -> usize {
+        let history: usize = self.history.iter().map(Vec::len).sum();
+        (self.matrix.len() + history) * size_of::<f32>()
+    }
+}
+
 /// Cached positions of one MLA layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentCache {

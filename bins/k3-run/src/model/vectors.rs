@@ -6,7 +6,11 @@ use k3_shared::{
     tiles::{TilePart, TileSpec},
 };
 
-use super::{ModelError, WeightSource};
+use super::{
+    ModelError,
+    matrix::StepContext,
+    workspace::{sized, vec_bytes},
+};
 use crate::kernels::{Weights, widen};
 
 /// A layer's norms, taps and biases as f32, by role; reused from layer to layer.
@@ -24,11 +28,11 @@ impl LayerVectors {
     pub(super) fn load(
         &mut self,
         layer: LayerIdx,
-        source: &mut dyn WeightSource,
+        step: &mut StepContext<'_>,
     ) -> Result<(), ModelError> {
         self.values.resize_with(LayerTensor::ALL.len(), Vec::new);
         let mut wrong = None;
-        source.with_tile(&mut |spec, bytes| {
+        step.with_tile(&mut |spec, bytes| {
             for part in &spec.parts {
                 match part.role {
                     TensorRole::Layer(l, tensor) if l == layer => {
@@ -47,8 +51,10 @@ impl LayerVectors {
             });
         }
         let product = |into: &mut Vec<f32>, norm: &[f32], projection: &[f32]| {
-            into.clear();
-            into.extend(norm.iter().zip(projection).map(|(n, p)| n * p));
+            let into = sized(into, norm.len());
+            for ((into, n), p) in into.iter_mut().zip(norm).zip(projection) {
+                *into = n * p;
+            }
         };
         let at = |tensor: LayerTensor| self.values[tensor as usize].as_slice();
         product(
@@ -62,6 +68,12 @@ impl LayerVectors {
             at(LayerTensor::MlpResProj),
         );
         Ok(())
+    }
+
+    /// Bytes of memory the vectors hold.
+    pub(super) fn allocated_bytes(&self) -> usize {
+        let all = self.values.iter().chain([&self.attn_res, &self.mlp_res]);
+        all.map(vec_bytes).sum()
     }
 
     /// One tensor's values.
@@ -87,7 +99,9 @@ pub(super) fn part_bytes<'a>(part: &TilePart, tile: &'a [u8]) -> &'a [u8] {
 
 /// Widen one part of a tile into `into`.
 pub(super) fn widen_part(part: &TilePart, tile: &[u8], into: &mut Vec<f32>) {
-    into.resize(part.rows.len() * part.cols, 0.0);
+    let len = part.rows.len() * part.cols;
+    into.truncate(len);
+    sized(into, len);
     widen(stored(part.dtype, part_bytes(part, tile)), into);
 }
 

@@ -3,6 +3,7 @@
 use k3_shared::{
     config::{Config, KdaConfig, Mixer, MlaConfig, MoeConfig},
     ids::{LayerIdx, TokenId},
+    ledger::scratch_bytes,
     names::{LayerTensor as T, TensorRole},
 };
 
@@ -172,7 +173,10 @@ struct Bench {
 
 impl Bench {
     fn new(isa: Isa) -> Self {
-        let config = config();
+        Self::with(config(), isa)
+    }
+
+    fn with(config: Config, isa: Isa) -> Self {
         let options = ForwardOptions {
             isa,
             mla_norm_eps: 1e-6,
@@ -208,6 +212,30 @@ impl Bench {
 
     fn state(&self) -> SequenceState {
         SequenceState::new(&self.config, 4, 16)
+    }
+}
+
+/// At every number of rows the buffers hold what the ledger says, to the byte: here every row takes every expert, so that
+/// no buffer's size depends on the router. A step with fewer rows than one before it takes nothing more.
+#[test]
+fn the_buffers_of_a_step_are_the_ledger_s_activations() {
+    let mut config = config();
+    config.moe.num_experts_per_token = config.moe.num_experts;
+    let ids: Vec<u32> = (0..13).collect();
+    for rows in [1, 2, 3, 7, 13] {
+        let mut bench = Bench::with(config.clone(), Isa::detect());
+        let tiles = bench.source.specs();
+        let want = scratch_bytes(&config, &tiles, rows).unwrap();
+        let mut state = bench.state();
+        bench.step(&mut [(&mut state, &ids[..rows])]);
+        assert_eq!(bench.forward.scratch_bytes() as u64, want, "{rows} rows");
+        let mut state = bench.state();
+        bench.step(&mut [(&mut state, &ids[..1])]);
+        assert_eq!(
+            bench.forward.scratch_bytes() as u64,
+            want,
+            "1 row after {rows}"
+        );
     }
 }
 

@@ -73,6 +73,11 @@ impl MemorySource {
         self.experts.insert((layer, expert), tensors.concat());
     }
 
+    /// The tiles, in order.
+    pub(super) fn specs(&self) -> Vec<TileSpec> {
+        self.tiles.iter().map(|(spec, _)| spec.clone()).collect()
+    }
+
     /// Make the small tensors of `layer` the next tile.
     pub(super) fn seek_layer(&mut self, layer: LayerIdx) {
         let found = self

@@ -10,13 +10,13 @@ use k3_shared::{
 
 use super::{
     super::{
-        Forward, ForwardOptions, MixerState, Segment, SequenceState,
-        kda::{self, KdaRows, KdaScratch},
+        Forward, ForwardOptions, MixerState, Segment, SequenceState, StepProfile,
+        kda::{self, KdaRows},
         matrix::{MatrixScratch, StepContext},
         mla::{self, MlaRows, MlaScratch},
-        moe::{self, MoeScratch},
-        route,
+        moe, route,
         vectors::LayerVectors,
+        workspace::Workspace,
     },
     memory::MemorySource,
 };
@@ -28,6 +28,26 @@ use crate::kernels::{
 };
 
 const HIDDEN: usize = 128;
+
+/// The small tensors of `layer`, which are the next tile.
+fn load_vectors(
+    config: &Config,
+    isa: Isa,
+    layer: LayerIdx,
+    source: &mut MemorySource,
+) -> LayerVectors {
+    let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
+    let mut step = StepContext {
+        config,
+        isa,
+        source,
+        matrix: &mut matrix,
+        profile: &mut profile,
+    };
+    let mut vectors = LayerVectors::default();
+    vectors.load(layer, &mut step).unwrap();
+    vectors
+}
 const KDA: LayerIdx = LayerIdx(1);
 const MLA: LayerIdx = LayerIdx(3);
 const EPS: f64 = 1e-5;
@@ -171,7 +191,7 @@ fn shared_data_router() {
         matmul(isa, Weights::F32(&gate), &x, &mut raw);
         transpose(&raw, 6, &mut logits);
         for (row, logits) in logits.chunks_mut(8).enumerate() {
-            let routing = route(&config().moe, logits, &bias).unwrap();
+            let routing = route(isa, &config().moe, logits, &bias).unwrap();
             // The file's order within a row is not specified: weights are compared by expert.
             let sorted = |ids: &mut dyn Iterator<Item = u32>, weights: &[f32]| {
                 let mut pairs: Vec<(u32, f32)> = ids.zip(weights.iter().copied()).collect();
@@ -200,18 +220,18 @@ fn shared_data_mla() {
     let (latent, rope) = (file.array("kv_latent", 6 * 32), file.array("k_rope", 6 * 8));
     for isa in Isa::available() {
         let mut source = source(&file, &config, MLA);
-        let mut vectors = LayerVectors::default();
-        vectors.load(MLA, &mut source).unwrap();
+        let vectors = load_vectors(&config, isa, MLA, &mut source);
         let mut state = SequenceState::new(&config, 4, 6);
         let MixerState::Mla(cache) = &mut state.mixers[3] else {
             unreachable!("layer 3 is MLA")
         };
-        let mut matrix = MatrixScratch::default();
+        let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
         let mut step = StepContext {
             config: &config,
             isa,
             source: &mut source,
             matrix: &mut matrix,
+            profile: &mut profile,
         };
         let mut rows = [MlaRows {
             rows: 0..6,
@@ -245,24 +265,24 @@ fn kda_layer(name: &str) {
     let x = activations(&file.array("in", t * HIDDEN));
     for isa in Isa::available() {
         let mut source = source(&file, &config, KDA);
-        let mut vectors = LayerVectors::default();
-        vectors.load(KDA, &mut source).unwrap();
+        let vectors = load_vectors(&config, isa, KDA, &mut source);
         let mut state = SequenceState::new(&config, 4, t);
         let MixerState::Kda(kda) = &mut state.mixers[1] else {
             unreachable!("layer 1 is KDA")
         };
-        let mut matrix = MatrixScratch::default();
+        let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
         let mut step = StepContext {
             config: &config,
             isa,
             source: &mut source,
             matrix: &mut matrix,
+            profile: &mut profile,
         };
         let mut rows = [KdaRows {
             rows: 0..t,
             state: kda,
         }];
-        let (mut scratch, mut out) = (KdaScratch::default(), Vec::new());
+        let (mut scratch, mut out) = (Workspace::default(), Vec::new());
         kda::run(
             &mut step,
             KDA,
@@ -302,17 +322,17 @@ fn shared_data_moe() {
     let want = file.array("out", 3 * HIDDEN);
     for isa in Isa::available() {
         let mut source = source(&file, &config, KDA);
-        let mut vectors = LayerVectors::default();
-        vectors.load(KDA, &mut source).unwrap();
+        let vectors = load_vectors(&config, isa, KDA, &mut source);
         source.seek(KDA, T::RouterWeight);
-        let mut matrix = MatrixScratch::default();
+        let (mut matrix, mut profile) = (MatrixScratch::default(), StepProfile::default());
         let mut step = StepContext {
             config: &config,
             isa,
             source: &mut source,
             matrix: &mut matrix,
+            profile: &mut profile,
         };
-        let (mut scratch, mut out) = (MoeScratch::default(), Vec::new());
+        let (mut scratch, mut out) = (Workspace::default(), Vec::new());
         moe::run(
             &mut step,
             KDA,
