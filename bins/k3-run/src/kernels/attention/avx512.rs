@@ -7,12 +7,12 @@
 
 use std::arch::x86_64::{
     __m128, __m512, __m512d, _MM_HINT_T1, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_ps,
-    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm256_storeu_ps,
-    _mm512_add_pd, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
-    _mm512_cvtpd_ps, _mm512_cvtps_pd, _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_loadu_pd,
-    _mm512_loadu_ps, _mm512_mul_pd, _mm512_set1_pd, _mm512_set1_ps, _mm512_setzero_pd,
-    _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32, _mm512_storeu_pd,
-    _mm512_unpackhi_pd, _mm512_unpacklo_pd,
+    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_storeu_ps, _mm512_add_pd, _mm512_castps512_ps256, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtpd_ps, _mm512_cvtps_pd, _mm512_extractf32x8_ps,
+    _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps, _mm512_mul_pd, _mm512_set1_pd,
+    _mm512_set1_ps, _mm512_setzero_pd, _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32,
+    _mm512_storeu_pd, _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpacklo_pd,
 };
 
 use super::super::activations::{BLOCK, LANES, Line};
@@ -22,14 +22,24 @@ use super::{POSITIONS, QUERIES};
 
 /// Positions of a tile of scores.
 const TILE_ROWS: usize = 4;
+/// Queries of a tile of scores.
+const TILE_QUERIES: usize = 4;
+
+/// The f32 sums of one run of [`DEPTH`] lines, `[rows, queries]` of a tile.
+pub(super) type Tile = [[Line; TILE_QUERIES]; TILE_ROWS];
+
+/// Tiles that [`scores`] works in.
+pub(super) const fn tiles(lines: usize) -> usize {
+    lines.div_ceil(DEPTH)
+}
 /// Lines summed in f32 before the sum is carried into f64.
 const DEPTH: usize = BLOCK / LANES;
 
 /// Dot products of every position of the block with every active query.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(super) fn scores(block: &Block<'_>, out: &mut Scores) {
+pub(super) fn scores(block: &Block<'_>, sums: &mut [Tile], out: &mut Scores) {
     let tiles = block.positions().div_ceil(TILE_ROWS);
-    let tasks = block.active.len().div_ceil(4) * tiles;
+    let tasks = block.active.len().div_ceil(TILE_QUERIES) * tiles;
     let ahead = block.next.len().div_ceil(tasks.max(1));
     let mut next = block.next.chunks(ahead.max(1));
     let mut q = block.active.start;
@@ -40,10 +50,10 @@ pub(super) fn scores(block: &Block<'_>, out: &mut Scores) {
                 _mm_prefetch::<_MM_HINT_T1>(run.as_ptr().cast());
             }
             match left {
-                1 => score_tile::<1>(block, tile * TILE_ROWS, q, out),
-                2 => score_tile::<2>(block, tile * TILE_ROWS, q, out),
-                3 => score_tile::<3>(block, tile * TILE_ROWS, q, out),
-                _ => score_tile::<4>(block, tile * TILE_ROWS, q, out),
+                1 => score_tile::<1>(block, tile * TILE_ROWS, q, sums, out),
+                2 => score_tile::<2>(block, tile * TILE_ROWS, q, sums, out),
+                3 => score_tile::<3>(block, tile * TILE_ROWS, q, sums, out),
+                _ => score_tile::<4>(block, tile * TILE_ROWS, q, sums, out),
             }
         }
         q += left.min(4);
@@ -51,8 +61,17 @@ pub(super) fn scores(block: &Block<'_>, out: &mut Scores) {
 }
 
 /// Four positions from `s` on by `Q` queries from `q` on.
+///
+/// The f32 sums go through memory, where each half is widened as it is loaded; f64 sums carried along would not fit the
+/// registers beside the tile.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn score_tile<const Q: usize>(block: &Block<'_>, s: usize, q: usize, out: &mut Scores) {
+fn score_tile<const Q: usize>(
+    block: &Block<'_>,
+    s: usize,
+    q: usize,
+    sums: &mut [Tile],
+    out: &mut Scores,
+) {
     let lines = block.lines;
     let mut queries: [&[Line]; Q] = [&[]; Q];
     for k in 0..Q {
@@ -64,8 +83,7 @@ fn score_tile<const Q: usize>(block: &Block<'_>, s: usize, q: usize, out: &mut S
     for p in 0..TILE_ROWS {
         rows[p] = &block.rows[(s + p).min(last) * lines..][..lines];
     }
-    let mut sums = [[[_mm512_setzero_pd(); 2]; Q]; TILE_ROWS];
-    for first in (0..lines).step_by(DEPTH) {
+    for (first, sums) in (0..lines).step_by(DEPTH).zip(&mut *sums) {
         let mut tile = [[_mm512_setzero_ps(); Q]; TILE_ROWS];
         for i in first..lines.min(first + DEPTH) {
             let mut inputs = [_mm512_setzero_ps(); Q];
@@ -83,14 +101,14 @@ fn score_tile<const Q: usize>(block: &Block<'_>, s: usize, q: usize, out: &mut S
         }
         for p in 0..TILE_ROWS {
             for k in 0..Q {
-                let [even, odd] = &mut sums[p][k];
-                *even = _mm512_add_pd(*even, low_pd(tile[p][k]));
-                *odd = _mm512_add_pd(*odd, high_pd(tile[p][k]));
+                let sum = &mut sums[p][k].0;
+                // SAFETY: sixteen f32.
+                unsafe { _mm512_storeu_ps(sum.as_mut_ptr(), tile[p][k]) };
             }
         }
     }
     for p in (0..TILE_ROWS).step_by(2) {
-        let totals = two_rows(half_sums(&sums[p]), half_sums(&sums[p + 1]));
+        let totals = two_rows(half_sums::<Q>(sums, p), half_sums::<Q>(sums, p + 1));
         for (row, four) in totals.into_iter().enumerate() {
             let scores = &mut out.0[s + p + row][q..q + Q];
             if Q == 4 {
@@ -106,14 +124,30 @@ fn score_tile<const Q: usize>(block: &Block<'_>, s: usize, q: usize, out: &mut S
     }
 }
 
-/// The tree over the lanes but for its last step, of one position and up to four queries: even with odd lanes, then distance
-/// 4 and 2 among these. Two values a query.
+/// Adds the f32 sums of position `p` of a tile in f64 and goes the tree over the lanes but for its last step, for up to four
+/// queries at once: even with odd lanes, then distance 4 and 2 among these. Two values a query.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn half_sums<const Q: usize>(sums: &[[__m512d; 2]; Q]) -> __m512d {
-    let mut pairs = [_mm512_setzero_pd(); 4];
+fn half_sums<const Q: usize>(sums: &[Tile], p: usize) -> __m512d {
+    let mut even = [_mm512_setzero_pd(); TILE_QUERIES];
+    let mut odd = [_mm512_setzero_pd(); TILE_QUERIES];
+    for tile in sums {
+        for k in 0..Q {
+            let (low, high) = tile[p][k].0.split_at(LANES / 2);
+            // SAFETY: each half is eight f32.
+            let (low, high) = unsafe {
+                (
+                    _mm256_loadu_ps(low.as_ptr()),
+                    _mm256_loadu_ps(high.as_ptr()),
+                )
+            };
+            even[k] = _mm512_add_pd(even[k], _mm512_cvtps_pd(low));
+            odd[k] = _mm512_add_pd(odd[k], _mm512_cvtps_pd(high));
+        }
+    }
+    let mut pairs = [_mm512_setzero_pd(); TILE_QUERIES];
     for k in 0..Q {
-        pairs[k] = _mm512_add_pd(sums[k][0], sums[k][1]);
+        pairs[k] = _mm512_add_pd(even[k], odd[k]);
     }
     let a = quads(pairs[0], pairs[1]);
     let b = quads(pairs[2], pairs[3]);
@@ -203,14 +237,10 @@ fn value_tile<const Q: usize, const C: usize>(
         let shrink = _mm512_set1_pd(shrink[q + k]);
         let sums = &mut sums[(q + k) * block.value_lines + line..][..C];
         for c in 0..C {
-            let (even, odd) = sums[c].0.split_at_mut(LANES / 2);
-            for (half, sum) in [(even, low_pd(tile[k][c])), (odd, high_pd(tile[k][c]))] {
-                // SAFETY: each half is eight f64.
-                unsafe {
-                    let total = _mm512_mul_pd(_mm512_loadu_pd(half.as_ptr()), shrink);
-                    _mm512_storeu_pd(half.as_mut_ptr(), _mm512_add_pd(total, sum));
-                }
-            }
+            let [even, odd] = load_lanes(&sums[c]);
+            let even = _mm512_add_pd(_mm512_mul_pd(even, shrink), low_pd(tile[k][c]));
+            let odd = _mm512_add_pd(_mm512_mul_pd(odd, shrink), high_pd(tile[k][c]));
+            store_lanes(&mut sums[c], even, odd);
         }
     }
     Q
@@ -221,6 +251,31 @@ fn value_tile<const Q: usize, const C: usize>(
 fn load(run: &[f32; LANES]) -> __m512 {
     // SAFETY: sixteen readable f32, and the load allows any alignment.
     unsafe { _mm512_loadu_ps(run.as_ptr()) }
+}
+
+/// Even lanes, odd lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn load_lanes(lanes: &Sums) -> [__m512d; 2] {
+    let (even, odd) = lanes.0.split_at(LANES / 2);
+    // SAFETY: each half is eight f64.
+    unsafe {
+        [
+            _mm512_loadu_pd(even.as_ptr()),
+            _mm512_loadu_pd(odd.as_ptr()),
+        ]
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn store_lanes(lanes: &mut Sums, even: __m512d, odd: __m512d) {
+    let (to_even, to_odd) = lanes.0.split_at_mut(LANES / 2);
+    // SAFETY: each half is eight f64.
+    unsafe {
+        _mm512_storeu_pd(to_even.as_mut_ptr(), even);
+        _mm512_storeu_pd(to_odd.as_mut_ptr(), odd);
+    }
 }
 
 #[inline]

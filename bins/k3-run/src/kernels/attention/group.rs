@@ -102,6 +102,8 @@ pub struct Group {
     scores: Box<Scores>,
     running: Running,
     sums: Vec<Sums>,
+    #[cfg(target_arch = "x86_64")]
+    tiles: Vec<avx512::Tile>,
 }
 
 impl Group {
@@ -126,6 +128,8 @@ impl Group {
                 total: [0.0; QUERIES],
             },
             sums: vec![Sums::default(); QUERIES * widths.value_lines()],
+            #[cfg(target_arch = "x86_64")]
+            tiles: vec![avx512::Tile::default(); avx512::tiles(widths.lines())],
         }
     }
 
@@ -181,7 +185,17 @@ impl Group {
                 lines,
                 value_lines,
             };
-            scores(isa, &block, &mut self.scores);
+            match isa {
+                Isa::Scalar => plain::scores(&block, &mut self.scores),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: an `Avx2` exists only if `Avx2::detect` saw AVX2 and FMA.
+                Isa::Avx2(_) => unsafe { avx2::scores(&block, &mut self.scores) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: an `Avx512` exists only if `Avx512::detect` saw these features.
+                Isa::Avx512(_) => unsafe {
+                    avx512::scores(&block, &mut self.tiles, &mut self.scores);
+                },
+            }
             softmax(isa, &block, scale, &mut self.scores, &mut self.running);
             values(
                 isa,
@@ -224,18 +238,6 @@ fn as_values(lines: &mut [Line]) -> &mut [f32] {
     let len = lines.len() * LANES;
     // SAFETY: a line is exactly sixteen f32, without padding, and the borrow is passed on.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), len) }
-}
-
-fn scores(isa: Isa, block: &Block<'_>, out: &mut Scores) {
-    match isa {
-        Isa::Scalar => plain::scores(block, out),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Avx2` exists only if `Avx2::detect` saw AVX2 and FMA.
-        Isa::Avx2(_) => unsafe { avx2::scores(block, out) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Avx512` exists only if `Avx512::detect` saw these features.
-        Isa::Avx512(_) => unsafe { avx512::scores(block, out) },
-    }
 }
 
 fn values(isa: Isa, block: &Block<'_>, weights: &Scores, shrink: &[f64], sums: &mut [Sums]) {
