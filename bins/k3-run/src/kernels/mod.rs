@@ -52,7 +52,7 @@ pub(crate) mod testing;
 pub mod weights;
 
 pub use activations::Activations;
-pub use attention::{absorb, attend};
+pub use attention::LatentCache;
 pub use conv::conv_silu;
 pub use delta::{DeltaInput, DeltaRows, decay_gate, delta_rows, delta_step};
 pub use isa::Isa;

@@ -152,7 +152,7 @@ impl LayerBuffers {
                 for sequence in &*rows {
                     let positions = sequence.position + 2 * sequence.rows.len();
                     step.profile
-                        .touch(positions * sequence.cache.width * size_of::<f32>());
+                        .touch(positions * sequence.cache.width() * size_of::<f32>());
                 }
                 let eps = options.mla_norm_eps;
                 mla::run(step, layer, eps, vectors, &mut self.mla, rows, x, out)

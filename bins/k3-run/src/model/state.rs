@@ -2,6 +2,8 @@
 
 use k3_shared::config::{Config, Mixer};
 
+pub use crate::kernels::attention::LatentCache;
+
 /// State of one KDA layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KdaState {
@@ -16,27 +18,6 @@ impl KdaState {
     pub fn bytes(&self) -> usize {
         let history: usize = self.history.iter().map(Vec::len).sum();
         (self.matrix.len() + history) * size_of::<f32>()
-    }
-}
-
-/// Cached positions of one MLA layer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LatentCache {
-    /// `[context, kv_lora_rank + qk_rope_head_dim]`: the normed latent, then the shared slice as projected.
-    pub values: Vec<f32>,
-    /// Width of one position.
-    pub width: usize,
-}
-
-impl LatentCache {
-    /// The first `positions` positions.
-    pub fn visible(&self, positions: usize) -> &[f32] {
-        &self.values[..positions * self.width]
-    }
-
-    /// Where `position` is stored.
-    pub fn slot(&mut self, position: usize) -> &mut [f32] {
-        &mut self.values[position * self.width..(position + 1) * self.width]
     }
 }
 
@@ -72,10 +53,7 @@ impl SequenceState {
                 matrix: vec![0.0; kda.num_heads * kda.head_dim * kda.head_dim],
                 history: [vec![0.0; history], vec![0.0; history], vec![0.0; history]],
             }),
-            Mixer::Mla => MixerState::Mla(LatentCache {
-                values: vec![0.0; context * config.mla.cache_width()],
-                width: config.mla.cache_width(),
-            }),
+            Mixer::Mla => MixerState::Mla(LatentCache::new(context, config.mla.cache_width())),
         };
         Self {
             mixers: config.mixers.iter().take(num_layers).map(mixer).collect(),

@@ -252,7 +252,7 @@ fn shared_data_mla() {
         .unwrap();
         close(&out[..6 * HIDDEN], &file.array("out", 6 * HIDDEN), "out");
         for (position, (latent, rope)) in latent.chunks(32).zip(rope.chunks(8)).enumerate() {
-            let slot = rows[0].cache.slot(position);
+            let slot = rows[0].cache.load(position);
             close(&slot[..32], latent, "kv_latent");
             close(&slot[32..], rope, "k_rope");
         }
