@@ -262,3 +262,6 @@ fn mxfp4_pairs(bytes: &[u8; 16]) -> [Pair; 2] {
         },
     ]
 }
+
+#[cfg(test)]
+mod tests;
