@@ -2,11 +2,6 @@
 //!
 //! Even lanes take the low half of each word or byte, odd lanes the high half, so each pass decodes only what it uses.
 
-#![expect(
-    clippy::needless_range_loop,
-    reason = "a tile is indexed by row and vector alike"
-)]
-
 use std::arch::x86_64::{
     __m256, _mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_setr_epi8, _mm_shuffle_epi8,
     _mm_srli_epi16, _mm_unpackhi_epi64, _mm256_and_si256, _mm256_castsi256_ps,
@@ -46,16 +41,13 @@ pub(super) fn bf16(bytes: &[u8], x: &Activations, out: &mut [f32]) {
         for first in (0..x.blocks_per_row()).step_by(DEPTH) {
             let count = DEPTH.min(x.blocks_per_row() - first);
             let blocks = tile_blocks(rows, first, count, &mut padded);
-            let next = Next {
-                bytes: bytes,
-                start: if first + DEPTH < x.blocks_per_row() {
-                    tile * ROWS * row_bytes + (first + DEPTH) * BF16
-                } else {
-                    (tile + 1) * ROWS * row_bytes
-                },
+            let next = Next::after(
+                bytes,
                 row_bytes,
-                lines_per_row: DEPTH * BF16 / 64,
-            };
+                BF16,
+                tile * ROWS..(tile + 1) * ROWS,
+                first..first + DEPTH,
+            );
             let mut at = 0;
             while at < num_tokens {
                 let sums = &mut sums[at..];
@@ -90,27 +82,15 @@ pub(super) fn mxfp4(
         for first in (0..x.blocks_per_row()).step_by(DEPTH) {
             let count = DEPTH.min(x.blocks_per_row() - first);
             let blocks = tile_blocks(rows, first, count, &mut padded);
-            // An absent group has factor 0, as its weights are.
-            let mut factors = [[[0.0; GROUPS]; ROWS]; DEPTH];
-            for r in 0..ROWS {
-                let groups = scales[r][first * GROUPS..].chunks(GROUPS);
-                for (factors, bytes) in factors.iter_mut().zip(groups) {
-                    for (factor, byte) in factors[r].iter_mut().zip(bytes) {
-                        *factor = table[usize::from(*byte)];
-                    }
-                }
-            }
+            let factors = tile_factors(scales, first, table);
             let blocks: [_; DEPTH] = array::from_fn(|k| (blocks[k], factors[k]));
-            let next = Next {
-                bytes: packed,
-                start: if first + DEPTH < x.blocks_per_row() {
-                    tile * ROWS * row_bytes + (first + DEPTH) * PACKED
-                } else {
-                    (tile + 1) * ROWS * row_bytes
-                },
+            let next = Next::after(
+                packed,
                 row_bytes,
-                lines_per_row: DEPTH * PACKED / 64,
-            };
+                PACKED,
+                tile * ROWS..(tile + 1) * ROWS,
+                first..first + DEPTH,
+            );
             let mut at = 0;
             while at < num_tokens {
                 let sums = &mut sums[at..];
@@ -150,6 +130,24 @@ fn tile_blocks<'a, const BYTES: usize>(
         }
     }
     blocks
+}
+
+/// The factors of [`tile_blocks`]. An absent group has factor 0, as its weights are.
+fn tile_factors(
+    scales: [&[u8]; ROWS],
+    first: usize,
+    table: &[f32; 256],
+) -> [[[f32; GROUPS]; ROWS]; DEPTH] {
+    let mut factors = [[[0.0; GROUPS]; ROWS]; DEPTH];
+    for (r, scales) in scales.into_iter().enumerate() {
+        let groups = scales[first * GROUPS..].chunks(GROUPS);
+        for (factors, bytes) in factors.iter_mut().zip(groups) {
+            for (factor, byte) in factors[r].iter_mut().zip(bytes) {
+                *factor = table[usize::from(*byte)];
+            }
+        }
+    }
+    factors
 }
 
 #[target_feature(enable = "avx2,fma")]

@@ -71,11 +71,12 @@ fn matmul<const TILES: usize, const TOKENS: usize, const DEPTH: usize>(
                 for (first, sums) in rows.clone().step_by(ROWS).zip(&mut scratch.sums) {
                     let rows = first..rows.end.min(first + ROWS);
                     let tile = &mut scratch.tile[..blocks.len()];
-                    let next = if blocks.end < num_blocks {
-                        next(w, x.cols(), rows.start, blocks.end, DEPTH)
-                    } else {
-                        next(w, x.cols(), rows.start + in_turn, 0, DEPTH)
-                    };
+                    let next = next(
+                        w,
+                        x.cols(),
+                        first..first + in_turn,
+                        blocks.start..blocks.start + DEPTH,
+                    );
                     let form = unpack(w, x.cols(), rows, blocks.clone(), scalable, tile);
                     multiply_tile(form, tile, x, tokens.clone(), blocks.clone(), next, sums);
                 }
@@ -90,20 +91,14 @@ fn matmul<const TILES: usize, const TOKENS: usize, const DEPTH: usize>(
     }
 }
 
-/// `depth` blocks from `block` on of the rows from `row` on.
-fn next(w: Weights<'_>, cols: usize, row: usize, block: usize, depth: usize) -> Next<'_> {
+/// What the tile at the start of `rows` needs after `blocks`.
+fn next(w: Weights<'_>, cols: usize, rows: Range<usize>, blocks: Range<usize>) -> Next<'_> {
     let (bytes, block_bytes) = match w {
         Weights::Bf16(bytes) => (bytes, BLOCK * 2),
         Weights::F32(bytes) => (bytes, BLOCK * 4),
         Weights::Mxfp4 { packed, .. } => (packed, BLOCK / 2),
     };
-    let row_bytes = cols * block_bytes / BLOCK;
-    Next {
-        bytes,
-        start: row * row_bytes + block * block_bytes,
-        row_bytes,
-        lines_per_row: depth * block_bytes / 64,
-    }
+    Next::after(bytes, cols * block_bytes / BLOCK, block_bytes, rows, blocks)
 }
 
 /// Adds `blocks` of a tile times `tokens` to their sums.

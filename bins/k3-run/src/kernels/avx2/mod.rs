@@ -19,6 +19,7 @@ use std::arch::x86_64::{
     _mm256_loadu_pd, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_permute4x64_pd, _mm256_set1_epi32,
     _mm256_setzero_pd, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_slli_epi32,
 };
+use std::ops::Range;
 
 use super::activations::{Activations, LANES, Line};
 use super::weights::Weights;
@@ -157,7 +158,29 @@ struct Next<'a> {
     lines_per_row: usize,
 }
 
-impl Next<'_> {
+impl<'a> Next<'a> {
+    /// As many blocks as `blocks` are, from their end on, of the four rows `rows` start with; past the end of a row the first
+    /// blocks of the four rows after `rows`.
+    fn after(
+        bytes: &'a [u8],
+        row_bytes: usize,
+        block_bytes: usize,
+        rows: Range<usize>,
+        blocks: Range<usize>,
+    ) -> Self {
+        let along = blocks.end * block_bytes;
+        Self {
+            bytes,
+            start: if along < row_bytes {
+                rows.start * row_bytes + along
+            } else {
+                rows.end * row_bytes
+            },
+            row_bytes,
+            lines_per_row: blocks.len() * block_bytes / 64,
+        }
+    }
+
     /// Asks for one of `shares` shares. Past the end of the weights that does nothing.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
@@ -168,15 +191,6 @@ impl Next<'_> {
             let at = self.start + row * self.row_bytes + line * 64;
             _mm_prefetch::<_MM_HINT_T0>(self.bytes.as_ptr().wrapping_add(at).cast());
         }
-    }
-}
-
-/// Asks for the bytes `ahead` of these; past the end of the weights that does nothing.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn ask_ahead<const BYTES: usize>(bytes: &[u8; BYTES], ahead: usize) {
-    for line in bytes.chunks_exact(64) {
-        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(ahead).cast());
     }
 }
 
@@ -262,3 +276,6 @@ fn mxfp4_pairs(bytes: &[u8; 16]) -> [Pair; 2] {
         },
     ]
 }
+
+#[cfg(test)]
+mod tests;
