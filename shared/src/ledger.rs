@@ -15,7 +15,6 @@ pub use tile_set::TileSet;
 use crate::{
     config::{Config, Mixer},
     formats::plan::LedgerLine,
-    names::{LayerTensor, TensorRole},
     size::Bytes,
     tiles::{TILE_ALIGN, TileClass, TileSpec},
 };
@@ -282,7 +281,8 @@ fn recurrent_state(model: &Model<'_>) -> (Option<u64>, String) {
 fn mla_cache(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
     let config = model.layers_config();
     let layers = config.num_layers_with(Mixer::Mla);
-    let width = config.mla.cache_width();
+    // Positions are stored in whole runs of the kernels; the release's 576 values are.
+    let width = config.mla.cache_width().next_multiple_of(activations::RUN);
     let bytes = product([layers, width, 4, choice.context]);
     let why = format!(
         "{} positions x {layers} MLA layers x {width} f32",
@@ -320,29 +320,12 @@ fn expert_slots(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
 fn activations(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
     let config = model.layers_config();
     let rows = choice.prefill_chunk;
-    let group = heads_per_group(model);
-    let bytes = activation_bytes(&config, group, rows, choice.threads);
+    let bytes = activation_bytes(&config, rows, choice.threads);
     let why = format!(
         "{rows} rows of one step, and scratch of {} threads",
         choice.threads
     );
     (bytes, why)
-}
-
-/// Heads whose `kv_b_proj` rows the largest tile holds: MLA works on that many at a time.
-fn heads_per_group(model: &Model<'_>) -> usize {
-    let rows = model
-        .tiles
-        .iter()
-        .filter_map(|tile| match tile.parts.as_slice() {
-            [part] if matches!(part.role, TensorRole::Layer(_, LayerTensor::MlaKvB)) => {
-                Some(part.rows.len())
-            }
-            _ => None,
-        })
-        .max()
-        .unwrap_or(0);
-    rows.div_ceil(model.config.mla.kv_b_rows_per_head().max(1))
 }
 
 fn output_head(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {

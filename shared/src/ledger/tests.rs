@@ -56,9 +56,19 @@ fn the_release_runs_in_little_more_than_a_gigabyte() {
 #[test]
 fn a_prompt_row_of_the_release_takes_about_a_megabyte() {
     let (config, _) = release_model();
-    let row = activation_bytes(&config, 48, 65, 1).unwrap()
-        - activation_bytes(&config, 48, 64, 1).unwrap();
+    let row = activation_bytes(&config, 65, 1).unwrap() - activation_bytes(&config, 64, 1).unwrap();
     assert!((700_000..1_100_000).contains(&row), "{row}");
+}
+
+#[test]
+fn a_thread_of_the_release_attends_in_little_more_than_half_a_megabyte() {
+    let (config, _) = release_model();
+    let thread = |rows| {
+        activation_bytes(&config, rows, 2).unwrap() - activation_bytes(&config, rows, 1).unwrap()
+    };
+    assert!((250_000..450_000).contains(&thread(1)), "{}", thread(1));
+    assert!((600_000..900_000).contains(&thread(64)), "{}", thread(64));
+    assert_eq!(thread(64), thread(512));
 }
 
 #[test]
