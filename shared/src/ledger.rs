@@ -282,7 +282,8 @@ fn recurrent_state(model: &Model<'_>) -> (Option<u64>, String) {
 fn mla_cache(model: &Model<'_>, choice: &Choice) -> (Option<u64>, String) {
     let config = model.layers_config();
     let layers = config.num_layers_with(Mixer::Mla);
-    let width = config.mla.cache_width();
+    // Positions are stored in whole runs of the kernels; the release's 576 values are.
+    let width = config.mla.cache_width().next_multiple_of(attention::RUN);
     let bytes = product([layers, width, 4, choice.context]);
     let why = format!(
         "{} positions x {layers} MLA layers x {width} f32",

@@ -62,6 +62,16 @@ fn a_prompt_row_of_the_release_takes_little_more_than_a_megabyte() {
 }
 
 #[test]
+fn a_thread_of_the_release_attends_in_little_more_than_half_a_megabyte() {
+    let (config, tiles) = release_model();
+    let bytes = |rows, threads| activation_bytes(&config, &tiles, rows, threads).unwrap();
+    let thread = |rows| bytes(rows, 2) - bytes(rows, 1);
+    assert!((250_000..450_000).contains(&thread(1)), "{}", thread(1));
+    assert!((600_000..900_000).contains(&thread(64)), "{}", thread(64));
+    assert_eq!(thread(64), thread(512));
+}
+
+#[test]
 fn a_widened_read_covers_an_expert_wherever_it_begins() {
     assert_eq!(widened(17_547_264), 17_551_360);
     for bytes in [1, 2, 4095, 4096, 4097, 9792] {

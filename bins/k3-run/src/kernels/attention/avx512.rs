@@ -6,13 +6,13 @@
 )]
 
 use std::arch::x86_64::{
-    __m128, __m512, __m512d, _MM_HINT_T1, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_ps,
+    __m512, __m512d, _MM_HINT_T1, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_ps,
     _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_ps, _mm256_loadu_si256,
     _mm256_storeu_ps, _mm512_add_pd, _mm512_castps512_ps256, _mm512_castsi512_ps,
     _mm512_cvtepu16_epi32, _mm512_cvtpd_ps, _mm512_cvtps_pd, _mm512_extractf32x8_ps,
-    _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps, _mm512_mul_pd, _mm512_set1_pd,
-    _mm512_set1_ps, _mm512_setzero_pd, _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32,
-    _mm512_storeu_pd, _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpacklo_pd,
+    _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps, _mm512_mul_pd, _mm512_permute_pd,
+    _mm512_set1_pd, _mm512_set1_ps, _mm512_setzero_pd, _mm512_setzero_ps, _mm512_shuffle_f64x2,
+    _mm512_slli_epi32, _mm512_storeu_pd, _mm512_storeu_ps,
 };
 
 use super::super::activations::{BLOCK, LANES, Line};
@@ -28,50 +28,75 @@ const TILE_QUERIES: usize = 4;
 /// The f32 sums of one run of [`DEPTH`] lines, `[rows, queries]` of a tile.
 pub(super) type Tile = [[Line; TILE_QUERIES]; TILE_ROWS];
 
-/// Tiles that [`scores`] works in.
+/// Positions that stay in the first-level cache while all queries pass.
+const NEAR_ROWS: usize = 16 * TILE_ROWS;
+
+/// Tiles that the sums of one tile of scores take.
 pub(super) const fn tiles(lines: usize) -> usize {
     lines.div_ceil(DEPTH)
 }
 /// Lines summed in f32 before the sum is carried into f64.
 const DEPTH: usize = BLOCK / LANES;
 
+/// Where a tile of scores begins.
+#[derive(Clone, Copy)]
+struct Place {
+    position: usize,
+    query: usize,
+}
+
 /// Dot products of every position of the block with every active query.
+///
+/// - `sums`: twice [`tiles`] of memory.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) fn scores(block: &Block<'_>, sums: &mut [Tile], out: &mut Scores) {
-    let tiles = block.positions().div_ceil(TILE_ROWS);
-    let tasks = block.active.len().div_ceil(TILE_QUERIES) * tiles;
-    let ahead = block.next.len().div_ceil(tasks.max(1));
-    let mut next = block.next.chunks(ahead.max(1));
-    let mut q = block.active.start;
-    while q < block.active.end {
-        let left = block.active.end - q;
-        for tile in 0..tiles {
-            for run in next.next().unwrap_or_default() {
-                _mm_prefetch::<_MM_HINT_T1>(run.as_ptr().cast());
+    let positions = block.positions();
+    let tasks = block.active.len().div_ceil(TILE_QUERIES) * positions.div_ceil(TILE_ROWS);
+    let mut next = block.next.chunks(block.next.len().div_ceil(tasks).max(1));
+    let (mut sums, mut sums_before) = sums.split_at_mut(tiles(block.lines));
+    let mut before = None;
+    for first in (0..positions).step_by(NEAR_ROWS) {
+        let mut query = block.active.start;
+        while query < block.active.end {
+            let count = TILE_QUERIES.min(block.active.end - query);
+            for position in (first..positions.min(first + NEAR_ROWS)).step_by(TILE_ROWS) {
+                for run in next.next().unwrap_or_default() {
+                    _mm_prefetch::<_MM_HINT_T1>(run.as_ptr().cast());
+                }
+                let place = Place { position, query };
+                let done = (before, &*sums_before);
+                match count {
+                    1 => score_tile::<1>(block, place, sums, done, out),
+                    2 => score_tile::<2>(block, place, sums, done, out),
+                    3 => score_tile::<3>(block, place, sums, done, out),
+                    _ => score_tile::<4>(block, place, sums, done, out),
+                }
+                before = Some(place);
+                std::mem::swap(&mut sums, &mut sums_before);
             }
-            match left {
-                1 => score_tile::<1>(block, tile * TILE_ROWS, q, sums, out),
-                2 => score_tile::<2>(block, tile * TILE_ROWS, q, sums, out),
-                3 => score_tile::<3>(block, tile * TILE_ROWS, q, sums, out),
-                _ => score_tile::<4>(block, tile * TILE_ROWS, q, sums, out),
-            }
+            query += count;
         }
-        q += left.min(4);
+    }
+    if let Some(place) = before {
+        for row in 0..TILE_ROWS {
+            finish_row(sums_before, row, place, out);
+        }
     }
 }
 
-/// Four positions from `s` on by `Q` queries from `q` on.
+/// Four positions by `Q` queries from a place on: their f32 sums, one tile for each run of [`DEPTH`] lines.
 ///
-/// The f32 sums go through memory, where each half is widened as it is loaded; f64 sums carried along would not fit the
-/// registers beside the tile.
+/// Between the runs the tile `before` is finished: its f64 additions are as many as the multiply-adds here and use other units of
+/// the processor, which only sees both at once if they are this near.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 fn score_tile<const Q: usize>(
     block: &Block<'_>,
-    s: usize,
-    q: usize,
+    place: Place,
     sums: &mut [Tile],
+    (before, sums_before): (Option<Place>, &[Tile]),
     out: &mut Scores,
 ) {
+    let (s, q, runs) = (place.position, place.query, sums.len());
     let lines = block.lines;
     let mut queries: [&[Line]; Q] = [&[]; Q];
     for k in 0..Q {
@@ -83,7 +108,8 @@ fn score_tile<const Q: usize>(
     for p in 0..TILE_ROWS {
         rows[p] = &block.rows[(s + p).min(last) * lines..][..lines];
     }
-    for (first, sums) in (0..lines).step_by(DEPTH).zip(&mut *sums) {
+    for (run, sums) in sums.iter_mut().enumerate() {
+        let first = run * DEPTH;
         let mut tile = [[_mm512_setzero_ps(); Q]; TILE_ROWS];
         for i in first..lines.min(first + DEPTH) {
             let mut inputs = [_mm512_setzero_ps(); Q];
@@ -106,34 +132,23 @@ fn score_tile<const Q: usize>(
                 unsafe { _mm512_storeu_ps(sum.as_mut_ptr(), tile[p][k]) };
             }
         }
-    }
-    for p in (0..TILE_ROWS).step_by(2) {
-        let totals = two_rows(half_sums::<Q>(sums, p), half_sums::<Q>(sums, p + 1));
-        for (row, four) in totals.into_iter().enumerate() {
-            let scores = &mut out.0[s + p + row][q..q + Q];
-            if Q == 4 {
-                // SAFETY: four f32.
-                unsafe { _mm_storeu_ps(scores.as_mut_ptr(), four) };
-            } else {
-                let mut all = [0f32; 4];
-                // SAFETY: four f32.
-                unsafe { _mm_storeu_ps(all.as_mut_ptr(), four) };
-                scores.copy_from_slice(&all[..Q]);
+        if let Some(place) = before {
+            for row in run * TILE_ROWS / runs..(run + 1) * TILE_ROWS / runs {
+                finish_row(sums_before, row, place, out);
             }
         }
     }
 }
 
-/// Adds the f32 sums of position `p` of a tile in f64 and goes the tree over the lanes but for its last step, for up to four
-/// queries at once: even with odd lanes, then distance 4 and 2 among these. Two values a query.
+/// Adds the f32 sums of one position of a tile in f64 and goes the tree over the lanes, for four queries at once.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn half_sums<const Q: usize>(sums: &[Tile], p: usize) -> __m512d {
+fn finish_row(sums: &[Tile], row: usize, place: Place, out: &mut Scores) {
     let mut even = [_mm512_setzero_pd(); TILE_QUERIES];
     let mut odd = [_mm512_setzero_pd(); TILE_QUERIES];
     for tile in sums {
-        for k in 0..Q {
-            let (low, high) = tile[p][k].0.split_at(LANES / 2);
+        for k in 0..TILE_QUERIES {
+            let (low, high) = tile[row][k].0.split_at(LANES / 2);
             // SAFETY: each half is eight f32.
             let (low, high) = unsafe {
                 (
@@ -145,16 +160,32 @@ fn half_sums<const Q: usize>(sums: &[Tile], p: usize) -> __m512d {
             odd[k] = _mm512_add_pd(odd[k], _mm512_cvtps_pd(high));
         }
     }
+    // Even with odd lanes; then, among these, lanes at distance 4, 2 and 1.
     let mut pairs = [_mm512_setzero_pd(); TILE_QUERIES];
-    for k in 0..Q {
+    for k in 0..TILE_QUERIES {
         pairs[k] = _mm512_add_pd(even[k], odd[k]);
     }
     let a = quads(pairs[0], pairs[1]);
     let b = quads(pairs[2], pairs[3]);
-    _mm512_add_pd(
+    let halves = _mm512_add_pd(
         _mm512_shuffle_f64x2::<0b10_00_10_00>(a, b),
         _mm512_shuffle_f64x2::<0b11_01_11_01>(a, b),
-    )
+    );
+    let swapped = _mm512_permute_pd::<0b0101_0101>(halves);
+    let twice = _mm512_cvtpd_ps(_mm512_add_pd(halves, swapped));
+    let low = _mm256_castps256_ps128(twice);
+    let high = _mm256_extractf128_ps::<1>(twice);
+    let four = _mm_shuffle_ps::<0b10_00_10_00>(low, high);
+    let scores = &mut out.0[place.position + row][place.query..];
+    if scores.len() >= TILE_QUERIES {
+        // SAFETY: four f32. Those of queries past the last are not used.
+        unsafe { _mm_storeu_ps(scores.as_mut_ptr(), four) };
+    } else {
+        let mut all = [0f32; TILE_QUERIES];
+        // SAFETY: four f32.
+        unsafe { _mm_storeu_ps(all.as_mut_ptr(), four) };
+        scores.copy_from_slice(&all[..scores.len()]);
+    }
 }
 
 #[inline]
@@ -164,22 +195,6 @@ fn quads(a: __m512d, b: __m512d) -> __m512d {
         _mm512_shuffle_f64x2::<0b01_00_01_00>(a, b),
         _mm512_shuffle_f64x2::<0b11_10_11_10>(a, b),
     )
-}
-
-/// The last step of the tree and the rounding: the scores of four queries at each of two positions.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn two_rows(first: __m512d, second: __m512d) -> [__m128; 2] {
-    let totals = _mm512_cvtpd_ps(_mm512_add_pd(
-        _mm512_unpacklo_pd(first, second),
-        _mm512_unpackhi_pd(first, second),
-    ));
-    let low = _mm256_castps256_ps128(totals);
-    let high = _mm256_extractf128_ps::<1>(totals);
-    [
-        _mm_shuffle_ps::<0b10_00_10_00>(low, high),
-        _mm_shuffle_ps::<0b11_01_11_01>(low, high),
-    ]
 }
 
 /// Adds the weighted latents of the block to the sums of every active query.

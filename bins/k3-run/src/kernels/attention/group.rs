@@ -129,7 +129,7 @@ impl Group {
             },
             sums: vec![Sums::default(); QUERIES * widths.value_lines()],
             #[cfg(target_arch = "x86_64")]
-            tiles: vec![avx512::Tile::default(); avx512::tiles(widths.lines())],
+            tiles: vec![avx512::Tile::default(); 2 * avx512::tiles(widths.lines())],
         }
     }
 
@@ -276,7 +276,7 @@ fn sixteen(
     let lanes = first..first + LANES;
     let mut seen = [0u32; LANES];
     for (seen, count) in seen.iter_mut().zip(&block.counts[lanes.clone()]) {
-        *seen = (*count).min(POSITIONS) as u32;
+        *seen = u32::try_from(*count).unwrap_or(u32::MAX);
     }
     let before: [f32; LANES] = std::array::from_fn(|lane| running.max[first + lane]);
     let mut max = before;

@@ -12,8 +12,8 @@ pub(super) fn scores(block: &Block<'_>, out: &mut Scores) {
             for (row, query) in row.chunks(BLOCK / LANES).zip(query.chunks(BLOCK / LANES)) {
                 let mut sum = Line::default();
                 for (c, q) in row.iter().zip(query) {
-                    for lane in 0..LANES {
-                        sum.0[lane] = q.0[lane].mul_add(c[lane], sum.0[lane]);
+                    for ((sum, q), c) in sum.0.iter_mut().zip(q.0).zip(c) {
+                        *sum = q.mul_add(*c, *sum);
                     }
                 }
                 carry(&mut lanes, &sum);
@@ -31,8 +31,8 @@ pub(super) fn values(block: &Block<'_>, weights: &Scores, shrink: &[f64], sums: 
             let mut sum = [0f32; LANES];
             for s in 0..block.counts[q] {
                 let (weight, row) = (weights.0[s][q], &block.rows[s * block.lines + line]);
-                for lane in 0..LANES {
-                    sum[lane] = weight.mul_add(row[lane], sum[lane]);
+                for (sum, c) in sum.iter_mut().zip(row) {
+                    *sum = weight.mul_add(*c, *sum);
                 }
             }
             for (total, sum) in sums.0.iter_mut().zip(sum) {

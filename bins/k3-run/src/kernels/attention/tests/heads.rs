@@ -45,6 +45,10 @@ impl Step {
     }
 
     /// `[rows, heads * value]`, one query at a time.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the scale is f32 in the arithmetic"
+    )]
     fn want(&self) -> Vec<f32> {
         let (rank, scale) = (DIMS.rank, (1.0 / (DIMS.query() as f64).sqrt()) as f32);
         let mut out = Vec::new();
