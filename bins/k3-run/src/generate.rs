@@ -101,6 +101,7 @@ pub fn generate(
         observer,
         steps: Vec::new(),
         ids: Vec::new(),
+        tokens: Vec::new(),
         number: 0,
     };
     let outcome = run.all(request, sampler, emit);
@@ -122,6 +123,8 @@ struct Run<'a> {
     observer: &'a mut dyn StepObserver,
     steps: Vec<StepReport>,
     ids: Vec<u32>,
+    /// Those of the step in progress.
+    tokens: Vec<TokenId>,
     number: u64,
 }
 
@@ -239,10 +242,11 @@ impl Run<'_> {
             ids,
         };
         self.observer.begin(&rows, output);
-        let tokens: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
+        self.tokens.clear();
+        self.tokens.extend(ids.iter().copied().map(TokenId));
         let mut segments = [Segment {
             state,
-            tokens: &tokens,
+            tokens: &self.tokens,
         }];
         self.engine
             .step(&mut segments, output, self.observer.as_observer())?;
