@@ -8,7 +8,7 @@ use crate::{
     engine::Engine,
     model::{ModelError, Output, Part, Segment, SequenceState, SourceError},
     observe::{StepObserver, StepRows},
-    report::{Finish, Spent, StepReport},
+    report::{self, Finish, Spent, StepReport},
     sampler::{Sampler, SamplerError},
 };
 
@@ -254,10 +254,18 @@ impl Run<'_> {
         self.number += 1;
         let reads = self.engine.take_reads();
         let seconds = began.elapsed().as_secs_f64();
+        let head_rows = match output {
+            Output::None => 0,
+            Output::Last => 1,
+            Output::All => ids.len(),
+        };
+        let num_layers = self.engine.plan().num_layers;
+        let flops = report::flops(self.engine.config(), num_layers, ids.len(), head_rows);
         let spent = Spent::new(seconds, &reads, self.engine.profile());
         self.steps.push(StepReport {
             mode,
             rows: ids.len(),
+            flops,
             spent,
         });
         Ok(())
