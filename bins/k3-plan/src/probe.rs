@@ -18,7 +18,7 @@ use rustix::fs::{Advice, Mode, OFlags};
 const DURATION: Duration = Duration::from_millis(1500);
 /// Memory is streamed over this much a thread, well past any cache, or less where the host has little.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Values multiplied at once: enough independent sums to fill the pipelines of 16 registers.
+/// Values multiplied at once: enough independent products to fill the pipelines of 16 registers.
 const LANES: usize = 64;
 
 /// How the disk is to be read, as the run will.
@@ -135,31 +135,39 @@ fn memory_speed(threads: usize, bytes_each: u64) -> f64 {
 
 /// Multiply-adds a second of all threads, each counted as two.
 ///
-/// The loop is compiled for any processor of the architecture: four lanes on x86-64, product and sum apart. Where eight lanes
-/// and fused multiply-adds are there, the kernels do four times as much, and so is the estimate.
+/// This tool has no unsafe code, and without any it cannot call into instructions that only some processors have. So the loop is
+/// compiled for every processor of the architecture, and measures what can be had there: how many vector multiplications are
+/// issued a second, four lanes each on x86-64. A fused multiply-add takes the same units and counts twice, and wider registers
+/// hold more lanes. Where a processor works on 512 bits in two halves the estimate is twice too high; a limit computed from it
+/// is then still a limit.
 fn arithmetic_speed(threads: usize) -> f64 {
     const ROUNDS: usize = 4096;
-    let measured = per_second(
+    let products = per_second(
         threads,
         || [1.0f32; LANES],
-        |sums| {
+        |products| {
+            // From one again: products that fade to subnormals would be slow on some processors.
+            products.fill(1.0);
             let factor = black_box(0.999_999f32);
-            let term = black_box(0.000_001f32);
             for _ in 0..ROUNDS {
-                for sum in sums.iter_mut() {
-                    *sum = *sum * factor + term;
+                for product in products.iter_mut() {
+                    *product *= factor;
                 }
             }
-            black_box(&*sums);
-            (2 * LANES * ROUNDS) as f64
+            black_box(&*products);
+            (LANES * ROUNDS) as f64
         },
     );
-    measured * wider()
+    products * fused_operations_per_product()
 }
 
+/// Operations of the widest fused multiply-add of this processor for each lane of the loop's multiplication.
 #[cfg(target_arch = "x86_64")]
-fn wider() -> f64 {
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+fn fused_operations_per_product() -> f64 {
+    let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    if fused && is_x86_feature_detected!("avx512f") {
+        8.0
+    } else if fused {
         4.0
     } else {
         1.0
@@ -167,8 +175,8 @@ fn wider() -> f64 {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn wider() -> f64 {
-    1.0
+fn fused_operations_per_product() -> f64 {
+    2.0
 }
 
 /// Work a second of `threads` threads, each with a state of its own; `work` says how much it did.

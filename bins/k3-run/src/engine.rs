@@ -1,6 +1,9 @@
 //! A plan opened for running: trunk, checkpoint and plan checked against each other, files open, threads started.
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::{
+    marker::PhantomData,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use k3_shared::{
     checkpoint::{Checkpoint, CheckpointError, hex},
@@ -109,6 +112,8 @@ impl Default for EngineOptions {
 }
 
 /// A model ready to run steps.
+///
+/// It belongs to the thread that opened it, which is one of its compute threads.
 pub struct Engine {
     forward: Forward,
     store: Store,
@@ -119,6 +124,8 @@ pub struct Engine {
     isa: Isa,
     mla_norm_eps: f64,
     experts_verified: bool,
+    /// Keeps an engine on its thread.
+    not_send: PhantomData<*const ()>,
 }
 
 impl Engine {
@@ -156,10 +163,7 @@ impl Engine {
             interrupt: Arc::clone(&options.interrupt),
         };
         let store = Store::open(&trunk, &checkpoint, plan.num_layers, &store_options)?;
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(plan.threads)
-            .thread_name(|index| format!("k3-compute-{index}"))
-            .build()
+        let pool = compute_pool(plan.threads)
             .map_err(|e| EngineError::Environment(format!("compute threads: {e}")))?;
         let forward_options = ForwardOptions {
             isa: options.isa,
@@ -176,6 +180,7 @@ impl Engine {
             experts_verified,
             checked,
             plan,
+            not_send: PhantomData,
         })
     }
 
@@ -253,6 +258,21 @@ impl Engine {
     pub fn discard_readahead(&mut self) -> u64 {
         self.store.discard_readahead()
     }
+}
+
+/// `threads` compute threads, the current one among them: a step then begins without being handed over.
+///
+/// A thread can be in one pool only, and never leaves it; one that opened an engine before hands its steps over.
+fn compute_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
+    let builder = || {
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("k3-compute-{index}"))
+    };
+    builder()
+        .use_current_thread()
+        .build()
+        .or_else(|_| builder().build())
 }
 
 fn refused(plan: &Plan, problems: Vec<String>) -> EngineError {

@@ -8,7 +8,7 @@ use crate::{
     engine::Engine,
     model::{ModelError, Output, Part, Segment, SequenceState, SourceError},
     observe::{StepObserver, StepRows},
-    report::{Finish, Spent, StepReport},
+    report::{self, Finish, Spent, StepReport},
     sampler::{Sampler, SamplerError},
 };
 
@@ -101,6 +101,7 @@ pub fn generate(
         observer,
         steps: Vec::new(),
         ids: Vec::new(),
+        tokens: Vec::new(),
         number: 0,
     };
     let outcome = run.all(request, sampler, emit);
@@ -122,6 +123,8 @@ struct Run<'a> {
     observer: &'a mut dyn StepObserver,
     steps: Vec<StepReport>,
     ids: Vec<u32>,
+    /// Those of the step in progress.
+    tokens: Vec<TokenId>,
     number: u64,
 }
 
@@ -239,10 +242,11 @@ impl Run<'_> {
             ids,
         };
         self.observer.begin(&rows, output);
-        let tokens: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
+        self.tokens.clear();
+        self.tokens.extend(ids.iter().copied().map(TokenId));
         let mut segments = [Segment {
             state,
-            tokens: &tokens,
+            tokens: &self.tokens,
         }];
         self.engine
             .step(&mut segments, output, self.observer.as_observer())?;
@@ -250,10 +254,18 @@ impl Run<'_> {
         self.number += 1;
         let reads = self.engine.take_reads();
         let seconds = began.elapsed().as_secs_f64();
+        let head_rows = match output {
+            Output::None => 0,
+            Output::Last => 1,
+            Output::All => ids.len(),
+        };
+        let num_layers = self.engine.plan().num_layers;
+        let flops = report::flops(self.engine.config(), num_layers, ids.len(), head_rows);
         let spent = Spent::new(seconds, &reads, self.engine.profile());
         self.steps.push(StepReport {
             mode,
             rows: ids.len(),
+            flops,
             spent,
         });
         Ok(())

@@ -315,7 +315,7 @@ fn finish(
         planned_peak_bytes: checked.total_bytes,
         peak_rss_bytes: host::peak_rss_bytes()?,
         totals: report::totals(&generated.steps, discarded),
-        limit: report::limit(engine.config(), plan, &generated.steps),
+        limit: report::limit(plan, &generated.steps),
         steps: generated.steps,
     };
     if let Some(path) = &cli.outputs.json {

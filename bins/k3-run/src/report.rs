@@ -1,6 +1,10 @@
 //! The report of a run (`k3.run/1`).
 
-use k3_shared::{config::Config, formats::plan::Plan, size::Bytes};
+use k3_shared::{
+    config::Config,
+    formats::{plan::Plan, trace::Mode},
+    size::Bytes,
+};
 use serde::Serialize;
 
 use crate::{
@@ -29,9 +33,12 @@ pub enum Finish {
 #[derive(Clone, Debug, Serialize)]
 pub struct StepReport {
     /// `prefill` or `decode`.
-    pub mode: k3_shared::formats::trace::Mode,
+    pub mode: Mode,
     /// Rows computed.
     pub rows: usize,
+    /// Operations of the matrices, a multiplication and an addition counted as two: two for every weight a row is multiplied
+    /// with, and for every weight of the head where it ran. Attention over earlier positions and the recurrence are not in it.
+    pub flops: f64,
     /// Wall time and reads.
     #[serde(flatten)]
     pub spent: Spent,
@@ -185,21 +192,19 @@ pub fn totals(steps: &[StepReport], readahead_discarded_bytes: u64) -> Totals {
 }
 
 /// The least time these steps could have taken on the machine the plan measured.
-pub fn limit(config: &Config, plan: &Plan, steps: &[StepReport]) -> Limit {
+pub fn limit(plan: &Plan, steps: &[StepReport]) -> Limit {
     let Some(probe) = &plan.probe else {
         return Limit::default();
     };
-    let expert_bytes = config.moe.expert_bytes() as f64;
     let over = |amount: f64, rate: Option<f64>| rate.map_or(0.0, |rate| amount / rate);
-    let trunk_bytes = trunk_bytes(config, plan.num_layers);
     let mut seconds = 0.0;
     for step in steps {
         let read = step.spent.bytes_requested as f64;
-        let touched = trunk_bytes + step.spent.expert_requests as f64 * expert_bytes;
-        let flops = 2.0 * step.rows as f64 * active_weights(config, plan.num_layers);
+        let touched = step.spent.touched_bytes as f64;
         let disk = over(read, probe.disk_bytes_per_second);
         let memory = over(touched + read, probe.memory_bytes_per_second);
-        seconds += disk.max(memory).max(over(flops, probe.flops_per_second));
+        let arithmetic = over(step.flops, probe.flops_per_second);
+        seconds += disk.max(memory).max(arithmetic);
     }
     Limit {
         disk_bytes_per_second: probe.disk_bytes_per_second,
@@ -209,12 +214,10 @@ pub fn limit(config: &Config, plan: &Plan, steps: &[StepReport]) -> Limit {
     }
 }
 
-/// Always-used bytes that a step touches, as released.
-fn trunk_bytes(config: &Config, num_layers: usize) -> f64 {
-    use k3_shared::names::{TensorRole, layer_tensors};
-    let layers = config.layers().take(num_layers);
-    let roles = layers.flat_map(|l| layer_tensors(config, l).map(move |t| TensorRole::Layer(l, t)));
-    roles.map(|role| role.spec(config).bytes()).sum::<u64>() as f64
+/// [`StepReport::flops`] of a step of `rows` rows, of which the head ran over `head_rows`.
+pub fn flops(config: &Config, num_layers: usize, rows: usize, head_rows: usize) -> f64 {
+    let head = config.vocab_size * config.hidden_size;
+    2.0 * (rows as f64 * active_weights(config, num_layers) + (head_rows * head) as f64)
 }
 
 /// Weights one row is multiplied with: the matrices of the layers that run, and its chosen experts.
@@ -236,21 +239,28 @@ fn active_weights(config: &Config, num_layers: usize) -> f64 {
 }
 
 impl Report {
+    /// How long a decoded token takes, and what memory would allow: medians, because first steps also read.
+    fn decode_summary(&self) -> Option<String> {
+        let decode = self.steps.iter().filter(|s| s.mode == Mode::Decode);
+        let (seconds, touched): (Vec<f64>, Vec<f64>) = decode
+            .map(|s| (s.spent.seconds, s.spent.touched_bytes as f64))
+            .unzip();
+        let (seconds, touched) = (median(seconds)?, median(touched)?);
+        let memory = self.limit.memory_bytes_per_second.map(|rate| {
+            let limit = touched / rate;
+            format!(
+                ", {:.2} x the {limit:.3} s that memory takes",
+                seconds / limit
+            )
+        });
+        let memory = memory.unwrap_or_default();
+        Some(format!(", {seconds:.3} s a decoded token{memory}"))
+    }
+
     /// The few lines a person reads on stderr.
     pub fn summary(&self) -> String {
         let spent = &self.totals.spent;
-        let decode: Vec<f64> = self
-            .steps
-            .iter()
-            .filter(|s| s.mode == k3_shared::formats::trace::Mode::Decode)
-            .map(|s| s.spent.seconds)
-            .collect();
-        let per_token = if decode.is_empty() {
-            String::new()
-        } else {
-            let mean = decode.iter().sum::<f64>() / decode.len() as f64;
-            format!(", {mean:.3} s a decoded token")
-        };
+        let per_token = self.decode_summary().unwrap_or_default();
         let rate = |part: u64, whole: u64| {
             if whole == 0 {
                 0.0
@@ -276,4 +286,11 @@ impl Report {
             Bytes(self.planned_peak_bytes),
         )
     }
+}
+
+/// The middle value, or the mean of the two middle ones; none of none.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let (below, above) = (values.len().checked_sub(1)? / 2, values.len() / 2);
+    Some(f64::midpoint(*values.get(below)?, *values.get(above)?))
 }

@@ -1,7 +1,5 @@
 //! Evict the layer just passed.
 
-use std::collections::BTreeSet;
-
 use super::{
     Geometry, Key, Members, Policy, Victim,
     lfu::{History, Worth},
@@ -14,8 +12,9 @@ use super::{
 pub struct LayerDistance {
     geometry: Geometry,
     history: History,
-    /// `[layers]`: residents outside the group in progress.
-    evictable: Vec<BTreeSet<Worth>>,
+    /// `[layers]`: residents outside the group in progress, ascending. A sorted list, because a layer has few enough experts to
+    /// shift, and in a steady run it neither grows nor allocates.
+    evictable: Vec<Vec<Worth>>,
 }
 
 impl LayerDistance {
@@ -24,19 +23,25 @@ impl LayerDistance {
         Self {
             geometry,
             history: History::new(geometry),
-            evictable: vec![BTreeSet::new(); geometry.layers()],
+            evictable: vec![Vec::new(); geometry.layers()],
         }
     }
 
-    fn layer(&mut self, key: Key) -> &mut BTreeSet<Worth> {
+    fn layer(&mut self, key: Key) -> &mut Vec<Worth> {
         &mut self.evictable[self.geometry.layer_of(key).get()]
+    }
+
+    fn remove(&mut self, worth: Worth) {
+        let layer = self.layer(worth.2);
+        if let Ok(at) = layer.binary_search(&worth) {
+            layer.remove(at);
+        }
     }
 }
 
 impl Policy for LayerDistance {
     fn hit(&mut self, key: Key) {
-        let worth = self.history.worth(key);
-        self.layer(key).remove(&worth);
+        self.remove(self.history.worth(key));
         self.history.record(key);
     }
 
@@ -56,14 +61,16 @@ impl Policy for LayerDistance {
     }
 
     fn evict(&mut self, key: Key) {
-        let worth = self.history.worth(key);
-        self.layer(key).remove(&worth);
+        self.remove(self.history.worth(key));
     }
 
     fn insert(&mut self, _key: Key) {}
 
     fn settle(&mut self, key: Key) {
         let worth = self.history.worth(key);
-        self.layer(key).insert(worth);
+        let layer = self.layer(key);
+        if let Err(at) = layer.binary_search(&worth) {
+            layer.insert(at, worth);
+        }
     }
 }

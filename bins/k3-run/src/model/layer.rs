@@ -151,8 +151,8 @@ impl LayerBuffers {
                 };
                 for sequence in &*rows {
                     let positions = sequence.position + 2 * sequence.rows.len();
-                    step.profile
-                        .touch(positions * sequence.cache.width() * size_of::<f32>());
+                    let width = step.config.mla.cache_width();
+                    step.profile.touch(positions * width * size_of::<f32>());
                 }
                 let eps = options.mla_norm_eps;
                 mla::run(step, layer, eps, vectors, &mut self.mla, rows, x, out)

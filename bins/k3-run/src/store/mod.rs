@@ -117,7 +117,11 @@ impl Store {
         num_layers: usize,
         options: &StoreOptions,
     ) -> Result<Self, SourceError> {
-        let readers = Arc::new(Readers::start(options.queue_depth)?);
+        // A group has at most the experts of one layer.
+        let expert_reads = options.expert_slots.min(checkpoint.config.moe.num_experts);
+        let trunk_reads = options.ring_slots + options.queue_depth.max(1);
+        let readers = Readers::start(options.queue_depth, expert_reads, trunk_reads)?;
+        let readers = Arc::new(readers);
         let mut files = Files::new(options);
         let stream = TrunkStream::open(trunk, options, &mut files, Arc::clone(&readers))?;
         let experts = ExpertSlots::open(checkpoint, num_layers, options, &mut files, readers)?;

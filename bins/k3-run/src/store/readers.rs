@@ -6,7 +6,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use k3_shared::direct::{AlignedBuf, DirectError, DirectFile};
 use sha2::{Digest as _, Sha256};
 
@@ -59,14 +59,18 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    /// Start `count` threads, at least one.
+    /// Start `count` threads, at least one, on queues with room for so many reads of experts and of the trunk.
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub(super) fn start(count: usize) -> Result<Self, SourceError> {
-        // Senders bound themselves by the buffers they own, so the queues need no bound of their own.
-        let (experts, from_experts) = unbounded();
-        let (trunk, from_trunk) = unbounded();
+    pub(super) fn start(
+        count: usize,
+        expert_reads: usize,
+        trunk_reads: usize,
+    ) -> Result<Self, SourceError> {
+        // Senders are bounded by the buffers they own, so a queue with room for all of them never stops one, and never grows.
+        let (experts, from_experts) = bounded(expert_reads.max(1));
+        let (trunk, from_trunk) = bounded(trunk_reads.max(1));
         let mut threads = Vec::new();
         for index in 0..count.max(1) {
             let (experts, trunk) = (from_experts.clone(), from_trunk.clone());

@@ -3,7 +3,7 @@
 //! Reads are issued in order of use, as far ahead as the ring has free slots, across step boundaries but never past the last
 //! announced step. A pinned tile is read once, in the first step, into memory of its own.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use k3_shared::{
@@ -57,10 +57,11 @@ pub(super) struct TrunkStream {
     /// Slots of the ring that were not yet allocated.
     unallocated: usize,
     slot_bytes: usize,
-    /// Reads are numbered in order of use; arrivals wait here for their turn.
+    /// Reads are numbered in order of use; arrivals wait here for their turn, the one due at the front. As long as all that can
+    /// be in flight, from the start.
     next_issue: u64,
     next_use: u64,
-    arrived: BTreeMap<u64, Done>,
+    arrived: VecDeque<Option<Done>>,
     done: (Sender<Done>, Receiver<Done>),
     readers: Arc<Readers>,
     verify: Verify,
@@ -108,12 +109,14 @@ impl TrunkStream {
             issued: Cursor::default(),
             passed: 0,
             max_in_flight,
-            free: Vec::new(),
+            free: Vec::with_capacity(options.ring_slots),
             unallocated: options.ring_slots,
             slot_bytes: options.ring_slot_bytes,
             next_issue: 0,
             next_use: 0,
-            arrived: BTreeMap::new(),
+            arrived: (0..options.ring_slots + max_in_flight)
+                .map(|_| None)
+                .collect(),
             done: answers(options.ring_slots + max_in_flight),
             readers,
             verify: options.verify,
@@ -140,19 +143,13 @@ impl TrunkStream {
     /// Wait for the reads in flight and forget what no step used; returns its bytes.
     pub(super) fn discard(&mut self) -> u64 {
         self.steps.truncate(self.used.step);
-        while (self.next_use + self.arrived.len() as u64) < self.next_issue {
-            match self.done.1.recv() {
-                Ok(done) => self.arrived.insert(done.tag, done),
-                Err(_) => break,
-            };
+        let in_flight = usize::try_from(self.next_issue - self.next_use).unwrap_or(usize::MAX);
+        while self.arrived.iter().flatten().count() < in_flight {
+            let Ok(done) = self.done.1.recv() else { break };
+            self.keep(done);
         }
-        let discarded = self
-            .arrived
-            .values()
-            .map(|done| done.buffer.len() as u64)
-            .sum();
-        self.arrived.clear();
-        discarded
+        let unused = self.arrived.iter_mut().filter_map(Option::take);
+        unused.map(|done| done.buffer.len() as u64).sum()
     }
 
     fn tiles_in_step(&self, with_head: bool) -> usize {
@@ -275,7 +272,7 @@ impl TrunkStream {
     fn arrival(&mut self) -> Result<Done, SourceError> {
         let began = Instant::now();
         let done = loop {
-            if let Some(done) = self.arrived.remove(&self.next_use) {
+            if let Some(done) = self.arrived.front_mut().and_then(Option::take) {
                 break done;
             }
             let done = self
@@ -283,11 +280,20 @@ impl TrunkStream {
                 .1
                 .recv()
                 .map_err(|_| SourceError::Other("the reader threads are gone".into()))?;
-            self.arrived.insert(done.tag, done);
+            self.keep(done);
         };
         self.reads.wait_seconds += began.elapsed().as_secs_f64();
         self.next_use += 1;
+        self.arrived.rotate_left(1);
         Ok(done)
+    }
+
+    /// Let an arrival wait for its turn.
+    fn keep(&mut self, done: Done) {
+        let ahead = usize::try_from(done.tag - self.next_use).unwrap_or(usize::MAX);
+        if let Some(place) = self.arrived.get_mut(ahead) {
+            *place = Some(done);
+        }
     }
 
     fn check(&mut self, index: usize, done: &Done) -> Result<(), SourceError> {
