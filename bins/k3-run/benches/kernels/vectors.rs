@@ -143,7 +143,7 @@ fn residual(limits: &Limits, rows: usize) {
         rows * x.len() * 6,
         || {
             out.par_chunks_mut(HIDDEN).for_each(|out| {
-                attention_residual(&sources, &w, 1e-5, out, &mut [0.0; SOURCES]);
+                attention_residual(sources.iter().copied(), &w, 1e-5, out, &mut [0.0; SOURCES]);
             });
             black_box(&out);
         },
