@@ -13,8 +13,11 @@ use std::hint::black_box;
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
 use super::super::weights::{GROUP, NanScales, half_factors};
-use super::tile::{BlockSums, CARRIED, GROUPS, NO_SUMS, ROWS, Sums, carry, half, store_half};
+use super::tile::{BlockSums, CARRIED, GROUPS, NO_SUM, Sums, carry, half, store_half};
 use super::{Next, block_of, load_lanes};
+
+/// Rows of a tile.
+const ROWS: usize = 3;
 
 /// The most vectors of bf16 this is faster for.
 pub(super) const BF16_MOST: usize = 16;
@@ -43,8 +46,8 @@ pub(super) fn bf16(bytes: &[u8], x: &Activations, out: &mut [f32]) {
             let blocks = tile_blocks(rows, first, count, &mut padded);
             let next = Next::after(
                 bytes,
-                row_bytes,
-                BF16,
+                [row_bytes, BF16],
+                ROWS,
                 tile * ROWS..(tile + 1) * ROWS,
                 first..first + DEPTH,
             );
@@ -53,7 +56,9 @@ pub(super) fn bf16(bytes: &[u8], x: &Activations, out: &mut [f32]) {
                 let sums = &mut sums[at..];
                 at += match num_tokens - at {
                     1 => bf16_blocks::<1>(&blocks[..count], x, at, first, next, sums),
-                    _ => bf16_blocks::<2>(&blocks[..count], x, at, first, next, sums),
+                    2 => bf16_blocks::<2>(&blocks[..count], x, at, first, next, sums),
+                    3 => bf16_blocks::<3>(&blocks[..count], x, at, first, next, sums),
+                    _ => bf16_blocks::<4>(&blocks[..count], x, at, first, next, sums),
                 };
             }
         }
@@ -86,8 +91,8 @@ pub(super) fn mxfp4(
             let blocks: [_; DEPTH] = array::from_fn(|k| (blocks[k], factors[k]));
             let next = Next::after(
                 packed,
-                row_bytes,
-                PACKED,
+                [row_bytes, PACKED],
+                ROWS,
                 tile * ROWS..(tile + 1) * ROWS,
                 first..first + DEPTH,
             );
@@ -96,8 +101,9 @@ pub(super) fn mxfp4(
                 let sums = &mut sums[at..];
                 at += match num_tokens - at {
                     1 => mxfp4_blocks::<1>(&blocks[..count], x, at, first, next, sums),
-                    2 | 4 => mxfp4_blocks::<2>(&blocks[..count], x, at, first, next, sums),
-                    _ => mxfp4_blocks::<3>(&blocks[..count], x, at, first, next, sums),
+                    2 => mxfp4_blocks::<2>(&blocks[..count], x, at, first, next, sums),
+                    3 => mxfp4_blocks::<3>(&blocks[..count], x, at, first, next, sums),
+                    _ => mxfp4_blocks::<4>(&blocks[..count], x, at, first, next, sums),
                 };
             }
         }
@@ -105,7 +111,7 @@ pub(super) fn mxfp4(
     }
 }
 
-/// Up to four rows; past the last row the first one stands in, and its sums are dropped.
+/// Up to three rows; past the last row the first one stands in, and its sums are dropped.
 fn tile_rows(bytes: &[u8], row_bytes: usize) -> [&[u8]; ROWS] {
     array::from_fn(|r| {
         bytes
@@ -151,7 +157,7 @@ fn tile_factors(
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn finish(sums: &[Sums], num_tokens: usize, out: &mut [f32]) {
+fn finish(sums: &[Sums<ROWS>], num_tokens: usize, out: &mut [f32]) {
     for (r, out) in out.chunks_exact_mut(num_tokens).enumerate() {
         for (out, sums) in out.iter_mut().zip(sums) {
             *out = load_lanes(&sums[r]).reduce();
@@ -167,11 +173,11 @@ fn bf16_blocks<const N: usize>(
     at: usize,
     first: usize,
     next: Next<'_>,
-    sums: &mut [Sums],
+    sums: &mut [Sums<ROWS>],
 ) -> usize {
     let x_rows = x.num_rows();
     let x: [&[BlockLines]; N] = array::from_fn(|t| &x.row(at + t)[first..first + w.len()]);
-    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    let mut blocks = [[[NO_SUM; ROWS]; N]; CARRIED];
     for (i, w) in w.chunks(CARRIED).enumerate() {
         let shares = x_rows.div_ceil(N) * (DEPTH / CARRIED);
         next.ask(at / N * (DEPTH / CARRIED) + i, shares);
@@ -190,21 +196,22 @@ fn bf16_blocks<const N: usize>(
 fn bf16_half_block<const N: usize, const HALF: usize>(
     w: [&[u8; BF16]; ROWS],
     x: [&BlockLines; N],
-    sums: &mut BlockSums<N>,
+    sums: &mut BlockSums<ROWS, N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
     // As in `tile`: unrolled, the sums would not stay in registers.
     for i in 0..black_box(BLOCK / LANES) {
         let i = i % (BLOCK / LANES);
-        let x = x.map(|x| half::<HALF>(&x[i]));
-        for r in 0..ROWS {
-            let w = bf16_half::<HALF>(&w[r].as_chunks().0[i]);
-            for t in 0..N {
-                tile[r][t] = _mm256_fmadd_ps(w, x[t], tile[r][t]);
+        // Twelve sums, three weights and one input at a time are all sixteen registers.
+        let w = w.map(|w| bf16_half::<HALF>(&w.as_chunks().0[i]));
+        for t in 0..N {
+            let x = half::<HALF>(&x[t][i]);
+            for r in 0..ROWS {
+                tile[r][t] = _mm256_fmadd_ps(w[r], x, tile[r][t]);
             }
         }
     }
-    store_half::<N, HALF>(&tile, sums);
+    store_half::<ROWS, N, HALF>(&tile, sums);
 }
 
 /// The even (`HALF` 0) or odd weights of sixteen.
@@ -231,11 +238,11 @@ fn mxfp4_blocks<const N: usize>(
     at: usize,
     first: usize,
     next: Next<'_>,
-    sums: &mut [Sums],
+    sums: &mut [Sums<ROWS>],
 ) -> usize {
     let x_rows = x.num_rows();
     let x: [&[BlockLines]; N] = array::from_fn(|t| &x.row(at + t)[first..first + w.len()]);
-    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    let mut blocks = [[[NO_SUM; ROWS]; N]; CARRIED];
     for (i, w) in w.chunks(CARRIED).enumerate() {
         let shares = x_rows.div_ceil(N) * (DEPTH / CARRIED);
         next.ask(at / N * (DEPTH / CARRIED) + i, shares);
@@ -254,7 +261,7 @@ fn mxfp4_blocks<const N: usize>(
 fn mxfp4_half_block<const N: usize, const HALF: usize>(
     (w, factors): &PackedBlock<'_>,
     x: [&BlockLines; N],
-    sums: &mut BlockSums<N>,
+    sums: &mut BlockSums<ROWS, N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
     for g in 0..black_box(GROUPS) {
@@ -269,7 +276,7 @@ fn mxfp4_half_block<const N: usize, const HALF: usize>(
             }
         }
     }
-    store_half::<N, HALF>(&tile, sums);
+    store_half::<ROWS, N, HALF>(&tile, sums);
 }
 
 /// The doubled even (`HALF` 0) or odd weights of a group: of elements 0-15, of 16-31.
