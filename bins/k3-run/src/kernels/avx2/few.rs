@@ -53,12 +53,13 @@ pub(super) fn bf16(bytes: &[u8], x: &Activations, out: &mut [f32]) {
             );
             let mut at = 0;
             while at < num_tokens {
+                let place = Place { x, at, first, next };
                 let sums = &mut sums[at..];
                 at += match num_tokens - at {
-                    1 => bf16_blocks::<1>(&blocks[..count], x, at, first, next, sums),
-                    2 => bf16_blocks::<2>(&blocks[..count], x, at, first, next, sums),
-                    3 => bf16_blocks::<3>(&blocks[..count], x, at, first, next, sums),
-                    _ => bf16_blocks::<4>(&blocks[..count], x, at, first, next, sums),
+                    1 => bf16_blocks::<1>(&blocks[..count], place, sums),
+                    2 => bf16_blocks::<2>(&blocks[..count], place, sums),
+                    3 => bf16_blocks::<3>(&blocks[..count], place, sums),
+                    _ => bf16_blocks::<4>(&blocks[..count], place, sums),
                 };
             }
         }
@@ -88,7 +89,7 @@ pub(super) fn mxfp4(
             let count = DEPTH.min(x.blocks_per_row() - first);
             let blocks = tile_blocks(rows, first, count, &mut padded);
             let factors = tile_factors(scales, first, table);
-            let blocks: [_; DEPTH] = array::from_fn(|k| (blocks[k], factors[k]));
+            let (blocks, factors) = (&blocks[..count], &factors[..count]);
             let next = Next::after(
                 packed,
                 [row_bytes, PACKED],
@@ -98,12 +99,13 @@ pub(super) fn mxfp4(
             );
             let mut at = 0;
             while at < num_tokens {
+                let place = Place { x, at, first, next };
                 let sums = &mut sums[at..];
                 at += match num_tokens - at {
-                    1 => mxfp4_blocks::<1>(&blocks[..count], x, at, first, next, sums),
-                    2 => mxfp4_blocks::<2>(&blocks[..count], x, at, first, next, sums),
-                    3 => mxfp4_blocks::<3>(&blocks[..count], x, at, first, next, sums),
-                    _ => mxfp4_blocks::<4>(&blocks[..count], x, at, first, next, sums),
+                    1 => mxfp4_blocks::<1>(blocks, factors, place, sums),
+                    2 => mxfp4_blocks::<2>(blocks, factors, place, sums),
+                    3 => mxfp4_blocks::<3>(blocks, factors, place, sums),
+                    _ => mxfp4_blocks::<4>(blocks, factors, place, sums),
                 };
             }
         }
@@ -165,14 +167,20 @@ fn finish(sums: &[Sums<ROWS>], num_tokens: usize, out: &mut [f32]) {
     }
 }
 
-/// Adds `w`, the blocks from `first` on, times `N` vectors from `at` on to their sums. Returns `N`.
+/// Which vectors, from which block on, and what is needed after that.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    x: &'a Activations,
+    at: usize,
+    first: usize,
+    next: Next<'a>,
+}
+
+/// Adds the blocks `w` times `N` vectors to their sums. Returns `N`.
 #[target_feature(enable = "avx2,fma")]
 fn bf16_blocks<const N: usize>(
     w: &[[&[u8; BF16]; ROWS]],
-    x: &Activations,
-    at: usize,
-    first: usize,
-    next: Next<'_>,
+    Place { x, at, first, next }: Place<'_>,
     sums: &mut [Sums<ROWS>],
 ) -> usize {
     let x_rows = x.num_rows();
@@ -227,17 +235,12 @@ fn bf16_half<const HALF: usize>(bytes: &[u8; 2 * LANES]) -> __m256 {
     })
 }
 
-/// One block of a tile's rows and the factors of its groups.
-type PackedBlock<'a> = ([&'a [u8; PACKED]; ROWS], [[f32; GROUPS]; ROWS]);
-
 /// [`bf16_blocks`] for MXFP4.
 #[target_feature(enable = "avx2,fma")]
 fn mxfp4_blocks<const N: usize>(
-    w: &[PackedBlock<'_>],
-    x: &Activations,
-    at: usize,
-    first: usize,
-    next: Next<'_>,
+    w: &[[&[u8; PACKED]; ROWS]],
+    factors: &[[[f32; GROUPS]; ROWS]],
+    Place { x, at, first, next }: Place<'_>,
     sums: &mut [Sums<ROWS>],
 ) -> usize {
     let x_rows = x.num_rows();
@@ -248,8 +251,8 @@ fn mxfp4_blocks<const N: usize>(
         next.ask(at / N * (DEPTH / CARRIED) + i, shares);
         for (k, (w, block)) in w.iter().zip(&mut blocks).enumerate() {
             let x = x.map(|x| &x[i * CARRIED + k]);
-            mxfp4_half_block::<N, 0>(w, x, block);
-            mxfp4_half_block::<N, 8>(w, x, block);
+            mxfp4_half_block::<N, 0>(w, &factors[i * CARRIED + k], x, block);
+            mxfp4_half_block::<N, 8>(w, &factors[i * CARRIED + k], x, block);
         }
         carry(&blocks, w.len(), sums);
     }
@@ -259,13 +262,13 @@ fn mxfp4_blocks<const N: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn mxfp4_half_block<const N: usize, const HALF: usize>(
-    (w, factors): &PackedBlock<'_>,
+    w: &[&[u8; PACKED]; ROWS],
+    factors: &[[f32; GROUPS]; ROWS],
     x: [&BlockLines; N],
     sums: &mut BlockSums<ROWS, N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
-    for g in 0..black_box(GROUPS) {
-        let g = g % GROUPS;
+    for g in 0..black_box(GROUPS).min(GROUPS) {
         for r in 0..ROWS {
             let [w0, w1] = mxfp4_half::<HALF>(&w[r].as_chunks().0[g]);
             let factor = _mm256_set1_ps(factors[r][g]);
