@@ -1,4 +1,4 @@
-//! A few vectors: weights are decoded in registers, once for up to three vectors, and never written back.
+//! A few vectors: weights are decoded in registers, once for up to four vectors, and never written back.
 //!
 //! Even lanes take the low half of each word or byte, odd lanes the high half, so each pass decodes only what it uses.
 
