@@ -1,4 +1,4 @@
-//! A few vectors: weights are decoded in registers, once for up to three vectors, and never written back.
+//! A few vectors: weights are decoded in registers, once for up to four vectors, and never written back.
 //!
 //! Even lanes take the low half of each word or byte, odd lanes the high half, so each pass decodes only what it uses.
 
@@ -13,8 +13,11 @@ use std::hint::black_box;
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
 use super::super::weights::{GROUP, NanScales, half_factors};
-use super::tile::{BlockSums, CARRIED, GROUPS, NO_SUMS, ROWS, Sums, carry, half, store_half};
+use super::tile::{BlockSums, CARRIED, GROUPS, NO_SUM, Sums, carry, half, store_half};
 use super::{Next, block_of, load_lanes};
+
+/// Rows of a tile.
+const ROWS: usize = 3;
 
 /// The most vectors of bf16 this is faster for.
 pub(super) const BF16_MOST: usize = 16;
@@ -43,17 +46,20 @@ pub(super) fn bf16(bytes: &[u8], x: &Activations, out: &mut [f32]) {
             let blocks = tile_blocks(rows, first, count, &mut padded);
             let next = Next::after(
                 bytes,
-                row_bytes,
-                BF16,
+                [row_bytes, BF16],
+                ROWS,
                 tile * ROWS..(tile + 1) * ROWS,
                 first..first + DEPTH,
             );
             let mut at = 0;
             while at < num_tokens {
+                let place = Place { x, at, first, next };
                 let sums = &mut sums[at..];
                 at += match num_tokens - at {
-                    1 => bf16_blocks::<1>(&blocks[..count], x, at, first, next, sums),
-                    _ => bf16_blocks::<2>(&blocks[..count], x, at, first, next, sums),
+                    1 => bf16_blocks::<1>(&blocks[..count], place, sums),
+                    2 => bf16_blocks::<2>(&blocks[..count], place, sums),
+                    3 => bf16_blocks::<3>(&blocks[..count], place, sums),
+                    _ => bf16_blocks::<4>(&blocks[..count], place, sums),
                 };
             }
         }
@@ -83,21 +89,23 @@ pub(super) fn mxfp4(
             let count = DEPTH.min(x.blocks_per_row() - first);
             let blocks = tile_blocks(rows, first, count, &mut padded);
             let factors = tile_factors(scales, first, table);
-            let blocks: [_; DEPTH] = array::from_fn(|k| (blocks[k], factors[k]));
+            let (blocks, factors) = (&blocks[..count], &factors[..count]);
             let next = Next::after(
                 packed,
-                row_bytes,
-                PACKED,
+                [row_bytes, PACKED],
+                ROWS,
                 tile * ROWS..(tile + 1) * ROWS,
                 first..first + DEPTH,
             );
             let mut at = 0;
             while at < num_tokens {
+                let place = Place { x, at, first, next };
                 let sums = &mut sums[at..];
                 at += match num_tokens - at {
-                    1 => mxfp4_blocks::<1>(&blocks[..count], x, at, first, next, sums),
-                    2 | 4 => mxfp4_blocks::<2>(&blocks[..count], x, at, first, next, sums),
-                    _ => mxfp4_blocks::<3>(&blocks[..count], x, at, first, next, sums),
+                    1 => mxfp4_blocks::<1>(blocks, factors, place, sums),
+                    2 => mxfp4_blocks::<2>(blocks, factors, place, sums),
+                    3 => mxfp4_blocks::<3>(blocks, factors, place, sums),
+                    _ => mxfp4_blocks::<4>(blocks, factors, place, sums),
                 };
             }
         }
@@ -105,7 +113,7 @@ pub(super) fn mxfp4(
     }
 }
 
-/// Up to four rows; past the last row the first one stands in, and its sums are dropped.
+/// Up to three rows; past the last row the first one stands in, and its sums are dropped.
 fn tile_rows(bytes: &[u8], row_bytes: usize) -> [&[u8]; ROWS] {
     array::from_fn(|r| {
         bytes
@@ -151,7 +159,7 @@ fn tile_factors(
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn finish(sums: &[Sums], num_tokens: usize, out: &mut [f32]) {
+fn finish(sums: &[Sums<ROWS>], num_tokens: usize, out: &mut [f32]) {
     for (r, out) in out.chunks_exact_mut(num_tokens).enumerate() {
         for (out, sums) in out.iter_mut().zip(sums) {
             *out = load_lanes(&sums[r]).reduce();
@@ -159,19 +167,25 @@ fn finish(sums: &[Sums], num_tokens: usize, out: &mut [f32]) {
     }
 }
 
-/// Adds `w`, the blocks from `first` on, times `N` vectors from `at` on to their sums. Returns `N`.
+/// Which vectors, from which block on, and what is needed after that.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    x: &'a Activations,
+    at: usize,
+    first: usize,
+    next: Next<'a>,
+}
+
+/// Adds the blocks `w` times `N` vectors to their sums. Returns `N`.
 #[target_feature(enable = "avx2,fma")]
 fn bf16_blocks<const N: usize>(
     w: &[[&[u8; BF16]; ROWS]],
-    x: &Activations,
-    at: usize,
-    first: usize,
-    next: Next<'_>,
-    sums: &mut [Sums],
+    Place { x, at, first, next }: Place<'_>,
+    sums: &mut [Sums<ROWS>],
 ) -> usize {
     let x_rows = x.num_rows();
     let x: [&[BlockLines]; N] = array::from_fn(|t| &x.row(at + t)[first..first + w.len()]);
-    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    let mut blocks = [[[NO_SUM; ROWS]; N]; CARRIED];
     for (i, w) in w.chunks(CARRIED).enumerate() {
         let shares = x_rows.div_ceil(N) * (DEPTH / CARRIED);
         next.ask(at / N * (DEPTH / CARRIED) + i, shares);
@@ -190,21 +204,22 @@ fn bf16_blocks<const N: usize>(
 fn bf16_half_block<const N: usize, const HALF: usize>(
     w: [&[u8; BF16]; ROWS],
     x: [&BlockLines; N],
-    sums: &mut BlockSums<N>,
+    sums: &mut BlockSums<ROWS, N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
     // As in `tile`: unrolled, the sums would not stay in registers.
     for i in 0..black_box(BLOCK / LANES) {
         let i = i % (BLOCK / LANES);
-        let x = x.map(|x| half::<HALF>(&x[i]));
-        for r in 0..ROWS {
-            let w = bf16_half::<HALF>(&w[r].as_chunks().0[i]);
-            for t in 0..N {
-                tile[r][t] = _mm256_fmadd_ps(w, x[t], tile[r][t]);
+        // Twelve sums, three weights and one input at a time are all sixteen registers.
+        let w = w.map(|w| bf16_half::<HALF>(&w.as_chunks().0[i]));
+        for t in 0..N {
+            let x = half::<HALF>(&x[t][i]);
+            for r in 0..ROWS {
+                tile[r][t] = _mm256_fmadd_ps(w[r], x, tile[r][t]);
             }
         }
     }
-    store_half::<N, HALF>(&tile, sums);
+    store_half::<ROWS, N, HALF>(&tile, sums);
 }
 
 /// The even (`HALF` 0) or odd weights of sixteen.
@@ -220,29 +235,24 @@ fn bf16_half<const HALF: usize>(bytes: &[u8; 2 * LANES]) -> __m256 {
     })
 }
 
-/// One block of a tile's rows and the factors of its groups.
-type PackedBlock<'a> = ([&'a [u8; PACKED]; ROWS], [[f32; GROUPS]; ROWS]);
-
 /// [`bf16_blocks`] for MXFP4.
 #[target_feature(enable = "avx2,fma")]
 fn mxfp4_blocks<const N: usize>(
-    w: &[PackedBlock<'_>],
-    x: &Activations,
-    at: usize,
-    first: usize,
-    next: Next<'_>,
-    sums: &mut [Sums],
+    w: &[[&[u8; PACKED]; ROWS]],
+    factors: &[[[f32; GROUPS]; ROWS]],
+    Place { x, at, first, next }: Place<'_>,
+    sums: &mut [Sums<ROWS>],
 ) -> usize {
     let x_rows = x.num_rows();
     let x: [&[BlockLines]; N] = array::from_fn(|t| &x.row(at + t)[first..first + w.len()]);
-    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    let mut blocks = [[[NO_SUM; ROWS]; N]; CARRIED];
     for (i, w) in w.chunks(CARRIED).enumerate() {
         let shares = x_rows.div_ceil(N) * (DEPTH / CARRIED);
         next.ask(at / N * (DEPTH / CARRIED) + i, shares);
         for (k, (w, block)) in w.iter().zip(&mut blocks).enumerate() {
             let x = x.map(|x| &x[i * CARRIED + k]);
-            mxfp4_half_block::<N, 0>(w, x, block);
-            mxfp4_half_block::<N, 8>(w, x, block);
+            mxfp4_half_block::<N, 0>(w, &factors[i * CARRIED + k], x, block);
+            mxfp4_half_block::<N, 8>(w, &factors[i * CARRIED + k], x, block);
         }
         carry(&blocks, w.len(), sums);
     }
@@ -252,13 +262,13 @@ fn mxfp4_blocks<const N: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn mxfp4_half_block<const N: usize, const HALF: usize>(
-    (w, factors): &PackedBlock<'_>,
+    w: &[&[u8; PACKED]; ROWS],
+    factors: &[[f32; GROUPS]; ROWS],
     x: [&BlockLines; N],
-    sums: &mut BlockSums<N>,
+    sums: &mut BlockSums<ROWS, N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
-    for g in 0..black_box(GROUPS) {
-        let g = g % GROUPS;
+    for g in 0..black_box(GROUPS).min(GROUPS) {
         for r in 0..ROWS {
             let [w0, w1] = mxfp4_half::<HALF>(&w[r].as_chunks().0[g]);
             let factor = _mm256_set1_ps(factors[r][g]);
@@ -269,7 +279,7 @@ fn mxfp4_half_block<const N: usize, const HALF: usize>(
             }
         }
     }
-    store_half::<N, HALF>(&tile, sums);
+    store_half::<ROWS, N, HALF>(&tile, sums);
 }
 
 /// The doubled even (`HALF` 0) or odd weights of a group: of elements 0-15, of 16-31.

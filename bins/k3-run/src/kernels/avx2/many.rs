@@ -31,7 +31,7 @@ pub(super) fn many(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
 /// What a call works in, up to 220 KB of stack, so that nothing is allocated.
 struct Scratch<const TILES: usize, const TOKENS: usize, const DEPTH: usize> {
     tile: [TileBlock; DEPTH],
-    sums: [[Sums; TOKENS]; TILES],
+    sums: [[Sums<ROWS>; TOKENS]; TILES],
 }
 
 impl<const TILES: usize, const TOKENS: usize, const DEPTH: usize> Scratch<TILES, TOKENS, DEPTH> {
@@ -98,7 +98,13 @@ fn next(w: Weights<'_>, cols: usize, rows: Range<usize>, blocks: Range<usize>) -
         Weights::F32(bytes) => (bytes, BLOCK * 4),
         Weights::Mxfp4 { packed, .. } => (packed, BLOCK / 2),
     };
-    Next::after(bytes, cols * block_bytes / BLOCK, block_bytes, rows, blocks)
+    Next::after(
+        bytes,
+        [cols * block_bytes / BLOCK, block_bytes],
+        ROWS,
+        rows,
+        blocks,
+    )
 }
 
 /// Adds `blocks` of a tile times `tokens` to their sums.
@@ -110,7 +116,7 @@ fn multiply_tile(
     tokens: Range<usize>,
     blocks: Range<usize>,
     next: Next<'_>,
-    mut sums: &mut [Sums],
+    mut sums: &mut [Sums<ROWS>],
 ) {
     let mut at = tokens.start;
     while at < tokens.end {

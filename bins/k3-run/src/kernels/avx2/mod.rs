@@ -146,7 +146,7 @@ fn block_of<'a, const BYTES: usize>(
     })
 }
 
-/// The weights that four rows need next, to be asked for a share at a time: all at once, the processor would do nothing else
+/// The weights that a tile's rows need next, to be asked for a share at a time: all at once, the processor would do nothing else
 /// until they are there.
 #[derive(Clone, Copy)]
 struct Next<'a> {
@@ -155,16 +155,17 @@ struct Next<'a> {
     /// Of the first row's bytes wanted.
     start: usize,
     row_bytes: usize,
+    num_rows: usize,
     lines_per_row: usize,
 }
 
 impl<'a> Next<'a> {
-    /// As many blocks as `blocks` are, from their end on, of the four rows `rows` start with; past the end of a row the first
-    /// blocks of the four rows after `rows`.
+    /// As many blocks as `blocks` are, from their end on, of the `num_rows` rows that `rows` start with; past the end of a row the first
+    /// blocks of those after `rows`.
     fn after(
         bytes: &'a [u8],
-        row_bytes: usize,
-        block_bytes: usize,
+        [row_bytes, block_bytes]: [usize; 2],
+        num_rows: usize,
         rows: Range<usize>,
         blocks: Range<usize>,
     ) -> Self {
@@ -177,6 +178,7 @@ impl<'a> Next<'a> {
                 rows.end * row_bytes
             },
             row_bytes,
+            num_rows,
             lines_per_row: blocks.len() * block_bytes / 64,
         }
     }
@@ -185,7 +187,7 @@ impl<'a> Next<'a> {
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn ask(self, share: usize, shares: usize) {
-        let all = tile::ROWS * self.lines_per_row;
+        let all = self.num_rows * self.lines_per_row;
         for line in share * all / shares..(share + 1) * all / shares {
             let (row, line) = (line / self.lines_per_row, line % self.lines_per_row);
             let at = self.start + row * self.row_bytes + line * 64;

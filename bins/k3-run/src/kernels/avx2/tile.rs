@@ -43,7 +43,7 @@ pub(super) const GROUPS: usize = BLOCK / GROUP;
 pub(super) const CARRIED: usize = 2;
 
 /// Running f64 lanes of a tile's rows for one vector.
-pub(super) type Sums = [[f64; LANES]; ROWS];
+pub(super) type Sums<const R: usize> = [[f64; LANES]; R];
 
 /// One block of the rows of a tile, unpacked.
 #[derive(Clone, Copy)]
@@ -72,10 +72,10 @@ pub(super) enum Form {
 }
 
 /// The f32 sums of one block of a tile's rows, by vector.
-pub(super) type BlockSums<const N: usize> = [[Line; ROWS]; N];
+pub(super) type BlockSums<const R: usize, const N: usize> = [[Line; R]; N];
 
-/// What [`BlockSums`] start from, for one vector.
-pub(super) const NO_SUMS: [Line; ROWS] = [Line([0.0; LANES]); ROWS];
+/// What [`BlockSums`] start from.
+pub(super) const NO_SUM: Line = Line([0.0; LANES]);
 
 /// Scale bytes whose factors may be multiplied into the weights.
 pub(super) const SCALES: RangeInclusive<u8> = 128 - 40..=128 + 40;
@@ -112,7 +112,7 @@ pub(super) fn multiply<const N: usize>(
     form: Form,
     tile: &[TileBlock],
     x: [&[BlockLines]; N],
-    sums: &mut [Sums],
+    sums: &mut [Sums<ROWS>],
 ) {
     match form {
         Form::Dense => multiply_form::<N, DENSE>(tile, x, sums),
@@ -130,11 +130,11 @@ const FACTORS: u8 = 2;
 fn multiply_form<const N: usize, const FORM: u8>(
     tile: &[TileBlock],
     x: [&[BlockLines]; N],
-    sums: &mut [Sums],
+    sums: &mut [Sums<ROWS>],
 ) {
     let x = x.map(|x| &x[..tile.len()]);
     let sums = &mut sums[..N];
-    let mut blocks = [[NO_SUMS; N]; CARRIED];
+    let mut blocks = [[[NO_SUM; ROWS]; N]; CARRIED];
     for (i, w) in tile.chunks(CARRIED).enumerate() {
         for (k, (w, block)) in w.iter().zip(&mut blocks).enumerate() {
             products::<N, FORM>(w, x.map(|x| &x[i * CARRIED + k]), block);
@@ -149,7 +149,7 @@ fn multiply_form<const N: usize, const FORM: u8>(
 fn products<const N: usize, const FORM: u8>(
     w: &TileBlock,
     x: [&BlockLines; N],
-    sums: &mut BlockSums<N>,
+    sums: &mut BlockSums<ROWS, N>,
 ) {
     if FORM == DENSE {
         dense_half::<N, 0>(w, x, sums);
@@ -166,7 +166,7 @@ fn products<const N: usize, const FORM: u8>(
 fn dense_half<const N: usize, const HALF: usize>(
     w: &TileBlock,
     x: [&BlockLines; N],
-    sums: &mut BlockSums<N>,
+    sums: &mut BlockSums<ROWS, N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
     // A count the compiler cannot see and no bound on it: unrolled, one sum would be spilled, a tenth of the speed.
@@ -181,7 +181,7 @@ fn dense_half<const N: usize, const HALF: usize>(
             }
         }
     }
-    store_half::<N, HALF>(&tile, sums);
+    store_half::<ROWS, N, HALF>(&tile, sums);
 }
 
 /// The eight lanes from `HALF` on, for MXFP4.
@@ -190,7 +190,7 @@ fn dense_half<const N: usize, const HALF: usize>(
 fn mxfp4_half<const N: usize, const FORM: u8, const HALF: usize>(
     w: &TileBlock,
     x: [&BlockLines; N],
-    sums: &mut BlockSums<N>,
+    sums: &mut BlockSums<ROWS, N>,
 ) {
     let mut tile = [[_mm256_setzero_ps(); N]; ROWS];
     for g in 0..black_box(GROUPS) {
@@ -210,7 +210,7 @@ fn mxfp4_half<const N: usize, const FORM: u8, const HALF: usize>(
             }
         }
     }
-    store_half::<N, HALF>(&tile, sums);
+    store_half::<ROWS, N, HALF>(&tile, sums);
 }
 
 #[inline]
@@ -224,12 +224,12 @@ pub(super) fn half<const HALF: usize>(line: &Line) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn store_half<const N: usize, const HALF: usize>(
-    tile: &[[__m256; N]; ROWS],
-    sums: &mut BlockSums<N>,
+pub(super) fn store_half<const R: usize, const N: usize, const HALF: usize>(
+    tile: &[[__m256; N]; R],
+    sums: &mut BlockSums<R, N>,
 ) {
     for t in 0..N {
-        for r in 0..ROWS {
+        for r in 0..R {
             let eight = &mut sums[t][r].0[HALF..HALF + 8];
             // SAFETY: eight writable f32.
             unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), tile[r][t]) };
@@ -240,24 +240,27 @@ pub(super) fn store_half<const N: usize, const HALF: usize>(
 /// Adds the sums of the first `count` blocks, ascending, to the f64 lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn carry<const N: usize>(
-    blocks: &[BlockSums<N>; CARRIED],
+pub(super) fn carry<const R: usize, const N: usize>(
+    blocks: &[BlockSums<R, N>; CARRIED],
     count: usize,
-    sums: &mut [Sums],
+    sums: &mut [Sums<R>],
 ) {
     // Seen through, the compiler would keep the sums in registers and shuffle their halves.
     let blocks = black_box(blocks);
     match blocks[..count].as_array::<CARRIED>() {
         Some(all) => carry_all(all, sums),
-        None => carry_all::<N, 1>(blocks[..1].as_array().expect("one block"), sums),
+        None => carry_all::<R, N, 1>(blocks[..1].as_array().expect("one block"), sums),
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn carry_all<const N: usize, const K: usize>(blocks: &[BlockSums<N>; K], sums: &mut [Sums]) {
+fn carry_all<const R: usize, const N: usize, const K: usize>(
+    blocks: &[BlockSums<R, N>; K],
+    sums: &mut [Sums<R>],
+) {
     for t in 0..N {
-        for r in 0..ROWS {
+        for r in 0..R {
             for (quad, lanes) in sums[t][r].as_chunks_mut::<4>().0.iter_mut().enumerate() {
                 // SAFETY: four readable f64.
                 let mut sum = unsafe { _mm256_loadu_pd(lanes.as_ptr()) };
