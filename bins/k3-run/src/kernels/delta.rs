@@ -111,6 +111,7 @@ pub struct DeltaRows<'a> {
 
 impl<'a> DeltaRows<'a> {
     /// From the inputs of all rows and heads, those of `head` from `row` on.
+    #[must_use]
     pub fn of(self, row: usize, head: usize, dim: usize) -> Self {
         let from = |x: &'a [f32]| &x[row * self.width + head * dim..];
         Self {
