@@ -28,9 +28,6 @@ const TILE_QUERIES: usize = 4;
 /// The f32 sums of one run of [`DEPTH`] lines, `[rows, queries]` of a tile.
 pub(super) type Tile = [[Line; TILE_QUERIES]; TILE_ROWS];
 
-/// Positions that stay in the first-level cache while all queries pass.
-const NEAR_ROWS: usize = 16 * TILE_ROWS;
-
 /// Tiles that the sums of one tile of scores take.
 pub(super) const fn tiles(lines: usize) -> usize {
     lines.div_ceil(DEPTH)
@@ -55,27 +52,25 @@ pub(super) fn scores(block: &Block<'_>, sums: &mut [Tile], out: &mut Scores) {
     let mut next = block.next.chunks(block.next.len().div_ceil(tasks).max(1));
     let (mut sums, mut sums_before) = sums.split_at_mut(tiles(block.lines));
     let mut before = None;
-    for first in (0..positions).step_by(NEAR_ROWS) {
-        let mut query = block.active.start;
-        while query < block.active.end {
-            let count = TILE_QUERIES.min(block.active.end - query);
-            for position in (first..positions.min(first + NEAR_ROWS)).step_by(TILE_ROWS) {
-                for run in next.next().unwrap_or_default() {
-                    _mm_prefetch::<_MM_HINT_T1>(run.as_ptr().cast());
-                }
-                let place = Place { position, query };
-                let done = (before, &*sums_before);
-                match count {
-                    1 => score_tile::<1>(block, place, sums, done, out),
-                    2 => score_tile::<2>(block, place, sums, done, out),
-                    3 => score_tile::<3>(block, place, sums, done, out),
-                    _ => score_tile::<4>(block, place, sums, done, out),
-                }
-                before = Some(place);
-                std::mem::swap(&mut sums, &mut sums_before);
+    let mut query = block.active.start;
+    while query < block.active.end {
+        let count = TILE_QUERIES.min(block.active.end - query);
+        for position in (0..positions).step_by(TILE_ROWS) {
+            for run in next.next().unwrap_or_default() {
+                _mm_prefetch::<_MM_HINT_T1>(run.as_ptr().cast());
             }
-            query += count;
+            let place = Place { position, query };
+            let done = (before, &*sums_before);
+            match count {
+                1 => score_tile::<1>(block, place, sums, done, out),
+                2 => score_tile::<2>(block, place, sums, done, out),
+                3 => score_tile::<3>(block, place, sums, done, out),
+                _ => score_tile::<4>(block, place, sums, done, out),
+            }
+            before = Some(place);
+            std::mem::swap(&mut sums, &mut sums_before);
         }
+        query += count;
     }
     if let Some(place) = before {
         for row in 0..TILE_ROWS {
@@ -86,8 +81,8 @@ pub(super) fn scores(block: &Block<'_>, sums: &mut [Tile], out: &mut Scores) {
 
 /// Four positions by `Q` queries from a place on: their f32 sums, one tile for each run of [`DEPTH`] lines.
 ///
-/// Between the runs the tile `before` is finished: its f64 additions are as many as the multiply-adds here and use other units of
-/// the processor, which only sees both at once if they are this near.
+/// Between the runs the tile `before` is finished: its f64 conversions and additions use other units of the processor than the
+/// multiply-adds here, and run beside them only if they are this near.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 fn score_tile<const Q: usize>(
     block: &Block<'_>,

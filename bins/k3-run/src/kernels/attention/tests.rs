@@ -126,6 +126,23 @@ fn a_group_of_any_size_gives_each_query_what_it_gets_alone() {
 }
 
 #[test]
+fn a_long_context_of_the_release_has_the_bits_of_the_written_order() {
+    let mut rng = Rng(58);
+    let (r, width, n) = (512, 576, 4_500);
+    let (q, cache) = (rng.normals(5 * width), rng.normals(n * width));
+    let visible = [4_095, 4_096, 4_097, 4_480, n];
+    let scale = 1.0 / 192f32.sqrt();
+    let mut want = vec![0.0; 5 * r];
+    for ((want, q), n) in want.chunks_mut(r).zip(q.chunks(width)).zip(visible) {
+        attend(q, &cache[..n * width], r, scale, want);
+    }
+    for isa in Isa::available() {
+        let got = grouped(isa, &q, &cache, (r, width), scale, &visible);
+        assert_same_bits(&got, &want, &format!("{isa:?}"));
+    }
+}
+
+#[test]
 fn what_a_query_does_not_see_never_reaches_it_not_even_nan() {
     let mut rng = Rng(56);
     let (r, width, n) = (33, 40, 140);
