@@ -3,11 +3,11 @@
 use rayon::prelude::*;
 
 use super::activations::Activations;
-#[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
 use super::isa::Isa;
 use super::scalar;
 use super::weights::Weights;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 
 /// Weight bytes of one parallel task: long enough for the processor to stream, short enough to balance.
 const TASK_BYTES: usize = 256 << 10;
