@@ -13,6 +13,7 @@
 //!
 //! So a weight costs less to decode than to load unpacked, and no body unpacks weights into memory.
 
+mod many;
 mod one;
 
 use std::arch::x86_64::{
@@ -33,7 +34,7 @@ use super::weights::{GROUP, TWICE_E2M1, Weights};
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     match x.num_rows() {
         1 => one::matvec(w, x, out),
-        _ => super::avx2::matmul(w, x, out),
+        _ => many::matmul(w, x, out),
     }
 }
 

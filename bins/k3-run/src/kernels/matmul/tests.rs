@@ -123,15 +123,90 @@ fn every_width_up_to_300_is_the_same_scalar_or_not() {
             let stored = Stored::random(kind, 5, cols, &mut rng);
             let x = rng.normals(2 * cols);
             let want = run(Isa::Scalar, stored.weights(), &x, cols, 5);
-            let got = run(Isa::detect(), stored.weights(), &x, cols, 5);
-            assert_same_bits(&got, &want, &format!("kind {kind} cols {cols}"));
-            let one = run(Isa::detect(), stored.weights(), &x[..cols], cols, 5);
             let first: Vec<f32> = want.chunks(2).map(|pair| pair[0]).collect();
-            assert_same_bits(
-                &one,
-                &first,
-                &format!("one vector, kind {kind} cols {cols}"),
-            );
+            for isa in Isa::available() {
+                let got = run(isa, stored.weights(), &x, cols, 5);
+                let what = format!("{} kind {kind} cols {cols}", isa.name());
+                assert_same_bits(&got, &want, &what);
+                let one = run(isa, stored.weights(), &x[..cols], cols, 5);
+                assert_same_bits(&one, &first, &format!("one vector, {what}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn tiles_of_every_size_give_the_scalar_bits() {
+    let mut rng = Rng(11);
+    // Whole blocks, a ragged last one, and fewer blocks than are worked on at a time.
+    for cols in [96, 512, 640, 1184] {
+        for kind in 0..3 {
+            for rows in [1, 4, 23, 24, 27] {
+                let stored = Stored::random(kind, rows, cols, &mut rng);
+                let x = rng.normals(79 * cols);
+                let all = run(Isa::Scalar, stored.weights(), &x, cols, rows);
+                for t in (1..=14).chain([16, 24, 30, 31, 61, 64, 65, 66, 67, 72, 79]) {
+                    let want: Vec<f32> = all.chunks(79).flat_map(|r| r[..t].to_vec()).collect();
+                    for isa in Isa::available().into_iter().skip(1) {
+                        let got = run(isa, stored.weights(), &x[..t * cols], cols, rows);
+                        let what = format!("{} kind {kind} [{rows}, {cols}] T {t}", isa.name());
+                        assert_same_bits(&got, &want, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_bytes_and_any_inputs_give_the_scalar_bits() {
+    let mut rng = Rng(12);
+    let (rows, cols, tokens) = (9, 608, 70);
+    // Rows of extreme inputs: infinities, NaN, subnormals, zeros of both signs; and rows of finite ones of any size.
+    let special = [
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::MIN_POSITIVE / 8.0,
+        -f32::from_bits(1),
+        0.0,
+        -0.0,
+        f32::MAX,
+    ];
+    let mut x = rng.normals(tokens * cols);
+    for (token, x) in x.chunks_mut(cols).enumerate() {
+        for value in x {
+            match token % 4 {
+                0 if rng.next() % 300 == 0 => *value = special[usize::from(rng.byte() % 8)],
+                1 => *value = f32::from_bits((*value).to_bits() & 0x80ff_ffff),
+                2 => *value *= f32::from_bits(u32::from(rng.byte() | 1) << 23),
+                _ => {}
+            }
+        }
+    }
+    let any: Vec<u8> = (0..rows * cols * 4).map(|_| rng.byte()).collect();
+    let bf16 = &any[..rows * cols * 2];
+    let packed = &any[..rows * cols / 2];
+    let small: Vec<u8> = any.iter().map(|b| b & 0x81).collect();
+    let mxfp4 = |nan_scales| Weights::Mxfp4 {
+        packed,
+        scale: &any[..rows * cols / 32],
+        nan_scales,
+    };
+    for (name, w) in [
+        ("bf16", Weights::Bf16(bf16)),
+        ("f32", Weights::F32(&any)),
+        ("tiny f32", Weights::F32(&small)),
+        ("mxfp4", mxfp4(NanScales::Propagate)),
+        ("mxfp4 without NaN", mxfp4(NanScales::Zero)),
+    ] {
+        let all = run(Isa::Scalar, w, &x, cols, rows);
+        for t in [1, 2, 3, 5, 6, 7, 17, 70] {
+            let want: Vec<f32> = all.chunks(tokens).flat_map(|r| r[..t].to_vec()).collect();
+            for isa in Isa::available() {
+                let got = run(isa, w, &x[..t * cols], cols, rows);
+                assert_same_bits(&got, &want, &format!("{} {name} T {t}", isa.name()));
+            }
         }
     }
 }
@@ -182,17 +257,18 @@ fn a_vector_is_computed_as_it_would_be_alone_in_any_batch() {
     for kind in 0..3 {
         let stored = Stored::random(kind, rows, cols, &mut rng);
         let x = rng.normals(t * cols);
-        let isa = Isa::detect();
-        let all = run(isa, stored.weights(), &x, cols, rows);
-        let mut transposed = vec![0.0; all.len()];
-        transpose(&all, t, &mut transposed);
-        for (token, x) in x.chunks(cols).enumerate() {
-            let alone = run(isa, stored.weights(), x, cols, rows);
-            assert_same_bits(
-                &transposed[token * rows..][..rows],
-                &alone,
-                &format!("kind {kind} vector {token}"),
-            );
+        for isa in Isa::available() {
+            let all = run(isa, stored.weights(), &x, cols, rows);
+            let mut transposed = vec![0.0; all.len()];
+            transpose(&all, t, &mut transposed);
+            for (token, x) in x.chunks(cols).enumerate() {
+                let alone = run(isa, stored.weights(), x, cols, rows);
+                assert_same_bits(
+                    &transposed[token * rows..][..rows],
+                    &alone,
+                    &format!("{} kind {kind} vector {token}", isa.name()),
+                );
+            }
         }
     }
 }
@@ -201,22 +277,39 @@ fn a_vector_is_computed_as_it_would_be_alone_in_any_batch() {
 fn unaligned_weights_give_the_same_bits() {
     let mut rng = Rng(5);
     let (rows, cols) = (7, 320);
-    let bytes = bf16_bytes(&rng.normals(rows * cols));
-    let x = rng.normals(cols);
-    let want = run(Isa::detect(), Weights::Bf16(&bytes), &x, cols, rows);
-    for shift in 1..8 {
-        let moved = [vec![0; shift], bytes.clone()].concat();
-        assert_same_bits(
-            &run(
-                Isa::detect(),
-                Weights::Bf16(&moved[shift..]),
-                &x,
-                cols,
-                rows,
-            ),
-            &want,
-            "shifted",
-        );
+    let all = rng.normals(7 * cols);
+    let moved = |bytes: &[u8], shift: usize| [vec![0; shift], bytes.to_vec()].concat();
+    for kind in 0..3 {
+        let stored = Stored::random(kind, rows, cols, &mut rng);
+        for t in [1, 2, 7] {
+            let x = &all[..t * cols];
+            let want = run(Isa::Scalar, stored.weights(), x, cols, rows);
+            for shift in 1..8 {
+                let shifted = match &stored {
+                    Stored::Bf16(bytes) => Stored::Bf16(moved(bytes, shift)),
+                    Stored::F32(bytes) => Stored::F32(moved(bytes, shift)),
+                    Stored::Mxfp4(packed, scale) => {
+                        Stored::Mxfp4(moved(packed, shift), moved(scale, shift))
+                    }
+                };
+                let w = match shifted.weights() {
+                    Weights::Bf16(bytes) => Weights::Bf16(&bytes[shift..]),
+                    Weights::F32(bytes) => Weights::F32(&bytes[shift..]),
+                    Weights::Mxfp4 {
+                        packed,
+                        scale,
+                        nan_scales,
+                    } => Weights::Mxfp4 {
+                        packed: &packed[shift..],
+                        scale: &scale[shift..],
+                        nan_scales,
+                    },
+                };
+                for isa in Isa::available() {
+                    assert_same_bits(&run(isa, w, x, cols, rows), &want, "shifted");
+                }
+            }
+        }
     }
 }
 
@@ -270,11 +363,13 @@ fn row_32_scale_bytes_at_the_ends_agree_on_every_isa() {
             for t in [1, 2, 5] {
                 let x = &x[..t * cols];
                 let want: Vec<f32> = want.chunks(5).flat_map(|r| r[..t].to_vec()).collect();
-                assert_same_bits(
-                    &run(Isa::detect(), w, x, cols, rows),
-                    &want,
-                    &format!("scale {byte} T {t}"),
-                );
+                for isa in Isa::available() {
+                    assert_same_bits(
+                        &run(isa, w, x, cols, rows),
+                        &want,
+                        &format!("{} scale {byte} T {t}", isa.name()),
+                    );
+                }
             }
             let finite = want.iter().all(|v| v.is_finite());
             match (byte, nan_scales) {
