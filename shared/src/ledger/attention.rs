@@ -10,7 +10,7 @@ const QUERIES: usize = 32;
 /// Rows of one task, at most.
 const TASK_ROWS: usize = 64;
 /// Attended latents (rows by heads) that a task keeps for each of its rows, and altogether, at most.
-const ATTENDED_PER_ROW: usize = 16;
+const ATTENDED_PER_ROW: usize = 32;
 const ATTENDED: usize = 128;
 /// Kernels store vectors in whole runs of this many values, and cached positions too.
 pub(super) const RUN: usize = 16;

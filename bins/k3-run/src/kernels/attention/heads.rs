@@ -15,7 +15,7 @@ const TASK_ROWS: usize = 64;
 /// Most attended latents a thread holds: rows of a task times its heads.
 pub const TASK_LATENTS: usize = 2 * TASK_ROWS;
 /// Queries from which on more of them make a block no cheaper.
-const ENOUGH_QUERIES: usize = 16;
+const ENOUGH_QUERIES: usize = 32;
 /// Fewest rows that a task is cut down to.
 const FEWEST_ROWS: usize = 4;
 
