@@ -15,6 +15,7 @@
 
 mod many;
 mod one;
+mod tile;
 
 use std::arch::x86_64::{
     __m512, __m512d, __m512i, _mm_add_pd, _mm_add_sd, _mm_cvtsd_ss, _mm_cvtss_f32, _mm_loadu_si128,
@@ -110,10 +111,10 @@ fn dense_line(bytes: &[u8]) -> __m512 {
 /// Which byte of a line's words each byte of an unpacked bf16 line is. A shuffle reads within sixteen bytes; bit 7 makes a zero.
 static BF16_BYTES: [u8; 64] = {
     let mut bytes = [0x80; 64];
-    let mut at = 0;
-    while at < LANES / 2 {
-        let word = (4 * at % 16) as u8;
-        let (even, odd) = (4 * at, 4 * at + 32);
+    let mut at = 0_u8;
+    while at < 8 {
+        let word = 4 * at % 16;
+        let (even, odd) = (4 * at as usize, 4 * at as usize + 32);
         (bytes[even + 2], bytes[even + 3]) = (word, word + 1);
         (bytes[odd + 2], bytes[odd + 3]) = (word + 2, word + 3);
         at += 1;
@@ -143,10 +144,10 @@ fn f32_line(bytes: &[u8; 4 * LANES]) -> __m512 {
 /// Byte `j` of both lines of a group in dword `j`, for even and for odd lanes.
 static MXFP4_BYTES: [u8; 64] = {
     let mut bytes = [0x80; 64];
-    let mut at = 0;
-    while at < LANES {
-        let byte = (at % 8) as u8;
-        (bytes[4 * at], bytes[4 * at + 2]) = (byte, byte + 8);
+    let mut at = 0_u8;
+    while at < 16 {
+        let (first, second) = (4 * at as usize, 4 * at as usize + 2);
+        (bytes[first], bytes[second]) = (at % 8, at % 8 + 8);
         at += 1;
     }
     bytes

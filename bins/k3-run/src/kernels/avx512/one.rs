@@ -2,6 +2,10 @@
 //!
 //! One row at a time is enough: each block starts from zero, so its sums do not wait for those of the block before, and
 //! the processor works on several blocks at once by itself.
+//!
+//! MXFP4 would be bound by latency: from a byte to its block sum it takes fifteen instructions one after the other, and the
+//! scheduler fills with those that wait. So a block is unpacked while the one before is multiplied and the sum before that
+//! carried, which measured a third faster (34 instead of 25 G weights/s a thread, from memory).
 
 use std::arch::x86_64::{
     __m512, _MM_HINT_T0, _mm_prefetch, _mm512_fmadd_ps, _mm512_mul_ps, _mm512_set1_ps,
@@ -87,13 +91,13 @@ fn mxfp4_row(packed: &[u8], scale: &[u8], factors: &[f32; 256], x: &[BlockLines]
         for ((next, scale), x) in following.iter().zip(scale).zip(x) {
             ask_ahead(next);
             sum.carry(part);
-            let groups = multiply(lines, x);
+            let groups = multiply(&lines, x);
             lines = unpack(next);
-            part = scaled(groups, scale, factors);
+            part = scaled(groups, *scale, factors);
         }
         sum.carry(part);
         let last = packed.len() - 1;
-        part = scaled(multiply(lines, &x[last]), &scale[last], factors);
+        part = scaled(multiply(&lines, &x[last]), scale[last], factors);
     }
     sum.carry(part);
     if let Some(x) = x.get(packed.len()) {
@@ -108,6 +112,7 @@ fn mxfp4_row(packed: &[u8], scale: &[u8], factors: &[f32; 256], x: &[BlockLines]
     sum.reduce()
 }
 
+/// The doubled values of a block, two lines a group.
 type Unpacked = [[__m512; 2]; BLOCK / GROUP];
 
 #[inline]
@@ -122,9 +127,10 @@ fn unpack(packed: &[u8; BLOCK / 2]) -> Unpacked {
     ]
 }
 
+/// The sums of products of every group.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn multiply(w: Unpacked, x: &BlockLines) -> [__m512; BLOCK / GROUP] {
+fn multiply(w: &Unpacked, x: &BlockLines) -> [__m512; BLOCK / GROUP] {
     let x = x.as_chunks::<2>().0;
     [
         multiply_group(w[0], &x[0]),
@@ -140,16 +146,17 @@ fn multiply_group(w: [__m512; 2], x: &[Line; 2]) -> __m512 {
     _mm512_fmadd_ps(w[1], load(&x[1]), _mm512_mul_ps(w[0], load(&x[0])))
 }
 
+/// The block sum: every group's sum times its factor.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn scaled(
     groups: [__m512; BLOCK / GROUP],
-    scale: &[u8; BLOCK / GROUP],
+    scale: [u8; BLOCK / GROUP],
     factors: &[f32; 256],
 ) -> __m512 {
     let mut sum = _mm512_setzero_ps();
     for (group, byte) in groups.into_iter().zip(scale) {
-        sum = add_scaled(group, *byte, factors, sum);
+        sum = add_scaled(group, byte, factors, sum);
     }
     sum
 }

@@ -177,7 +177,9 @@ fn any_bytes_and_any_inputs_give_the_scalar_bits() {
     for (token, x) in x.chunks_mut(cols).enumerate() {
         for value in x {
             match token % 4 {
-                0 if rng.next() % 300 == 0 => *value = special[usize::from(rng.byte() % 8)],
+                0 if rng.next().is_multiple_of(300) => {
+                    *value = special[usize::from(rng.byte() % 8)];
+                }
                 1 => *value = f32::from_bits((*value).to_bits() & 0x80ff_ffff),
                 2 => *value *= f32::from_bits(u32::from(rng.byte() | 1) << 23),
                 _ => {}
