@@ -3,9 +3,10 @@
 //! Every line is a share of a limit measured in the same process: the streaming read rate of all threads where memory is the
 //! limit, the fused multiply-add rate of the same threads and instruction set where arithmetic is.
 //!
-//! `cargo bench -p k3-run --bench kernels -- WORD...` keeps the lines that contain every word; `--isa avx2` another instruction
-//! set than the best.
+//! `cargo bench -p k3-run --bench kernels -- WORD...` keeps the lines that contain every word (`'x1 '`: those of one row);
+//! `--isa avx2` takes another instruction set than the best.
 
+mod attention;
 mod error;
 mod limits;
 mod matrices;
@@ -72,5 +73,6 @@ fn main() {
     matrices::dense(&options, &limits, &mut pool);
     matrices::experts(&options, &limits, &mut pool);
     vectors::run(&options, &limits);
+    attention::run(&options, &limits);
     error::run(&options);
 }

@@ -102,7 +102,7 @@ pub(crate) fn dense(options: &Options, limits: &Limits, pool: &mut Pool) {
         let name = format!("bf16 [{rows}, {cols}]");
         for tokens in TOKENS {
             // The head meets the last row only; larger shapes tell nothing more about many vectors.
-            if !options.wants(&format!("{name} x{tokens}"))
+            if !options.wants(&format!("{name} x{tokens} "))
                 || (tokens > 1 && cols * rows != 12288 * 7168)
             {
                 continue;
@@ -136,7 +136,7 @@ pub(crate) fn dense(options: &Options, limits: &Limits, pool: &mut Pool) {
 /// Routed experts, each time others, in random order.
 pub(crate) fn experts(options: &Options, limits: &Limits, pool: &mut Pool) {
     let names = ["mxfp4 [3072, 3584]", "mxfp4 [3584, 3072]", "mxfp4 expert"];
-    let wanted = |name: &str, tokens: usize| options.wants(&format!("{name} x{tokens}"));
+    let wanted = |name: &str, tokens: usize| options.wants(&format!("{name} x{tokens} "));
     if !names
         .iter()
         .any(|name| TOKENS.iter().any(|&t| wanted(name, t)))

@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Options, limits: &Limits) {
         "kernel, all threads", "rows", "us a row", "GB/s", "GFLOP/s", "% FMA"
     );
     for rows in [1, 64] {
-        let wants = |name: &str| options.wants(&format!("{name} x{rows}"));
+        let wants = |name: &str| options.wants(&format!("{name} x{rows} "));
         if wants("delta") {
             delta(limits, options.isa, rows);
         }

@@ -68,7 +68,7 @@ for_each_isa! {
 /// Reads every whole 256 bytes once, in order, on this thread; the result keeps the work alive and means nothing.
 ///
 /// Both vector instruction sets use 256-bit loads, which are as fast as the memory behind them, and ask for bytes
-/// [`AHEAD`] of those in hand, as the kernels do.
+/// some way ahead of those in hand, as the kernels do.
 pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
     let chunks = bytes.as_chunks().0;
     match isa {
