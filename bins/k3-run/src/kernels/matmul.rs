@@ -12,6 +12,11 @@ use super::{avx2, avx512};
 /// Weight bytes of one parallel task: long enough for the processor to stream, short enough to balance.
 const TASK_BYTES: usize = 256 << 10;
 
+/// With at least [`MANY`] vectors a task has this many rows, where the threads leave so many: the vectors, by then larger than
+/// the weights of a few rows, are read again for every task.
+const MANY_ROWS: usize = 96;
+const MANY: usize = 64;
+
 /// Rows of a task are a multiple of this, so that the kernels' row groups are full.
 const TASK_ROWS: usize = 24;
 
@@ -42,7 +47,8 @@ pub fn par_matmul(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     let num_rows = out.len() / num_tokens;
     let rows = task_rows(
         num_rows,
-        w.num_bytes() * num_tokens,
+        w.num_bytes(),
+        num_tokens,
         rayon::current_num_threads(),
     );
     if rows >= num_rows {
@@ -63,13 +69,18 @@ pub fn par_matmul(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
 
 /// Rows of one task: about [`TASK_BYTES`] of weights (counted once per vector, as the work grows with both), at least
 /// two tasks a thread where there are that many row groups.
-fn task_rows(num_rows: usize, work_bytes: usize, threads: usize) -> usize {
+fn task_rows(num_rows: usize, bytes: usize, num_tokens: usize, threads: usize) -> usize {
     if threads <= 1 {
         return num_rows;
     }
-    let by_bytes = num_rows * TASK_BYTES / work_bytes.max(1);
+    let by_bytes = num_rows * TASK_BYTES / (bytes * num_tokens).max(1);
+    let least = if num_tokens >= MANY { MANY_ROWS } else { 1 };
     let by_threads = num_rows.div_ceil(threads * 2);
-    by_bytes.min(by_threads).max(1).next_multiple_of(TASK_ROWS)
+    by_bytes
+        .max(least)
+        .min(by_threads)
+        .max(1)
+        .next_multiple_of(TASK_ROWS)
 }
 
 fn check(w: Weights<'_>, x: &Activations, out: &[f32]) {

@@ -55,8 +55,9 @@ pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     };
     let mut scratch = Scratch::new();
     let rows = row_tiles * TILE_ROWS;
-    for (first_row, out) in (0..).step_by(rows).zip(out.chunks_mut(rows * num_tokens)) {
-        for first_token in (0..num_tokens).step_by(TOKEN_TILES * tile_tokens) {
+    // The same vectors meet all rows of the call before others do, so that they come from afar once.
+    for first_token in (0..num_tokens).step_by(TOKEN_TILES * tile_tokens) {
+        for (first_row, out) in (0..).step_by(rows).zip(out.chunks_mut(rows * num_tokens)) {
             let area = Area {
                 w,
                 x,
