@@ -8,15 +8,15 @@
 use std::arch::x86_64::{
     __m256, __m256d, _mm_add_pd, _mm_add_sd, _mm_cvtsd_ss, _mm_cvtss_f32, _mm_loadu_si128,
     _mm_setzero_ps, _mm_storeu_ps, _mm_unpackhi_pd, _mm256_add_pd, _mm256_castpd256_pd128,
-    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_cvtpd_ps,
-    _mm256_cvtps_pd, _mm256_extractf128_pd, _mm256_extractf128_ps, _mm256_fmadd_ps,
-    _mm256_loadu_pd, _mm256_loadu_ps, _mm256_mul_pd, _mm256_set1_pd, _mm256_set1_ps,
-    _mm256_setzero_pd, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_pd,
+    _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_cvtpd_ps, _mm256_extractf128_pd,
+    _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_mul_pd, _mm256_set1_pd,
+    _mm256_set1_ps, _mm256_setzero_pd, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_pd,
 };
 
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, LANES, Line};
+use super::super::avx2::{high_pd, low_pd};
 use super::absorb::KEY_ROWS;
 use super::group::{Block, Scores, Sums};
 use super::{POSITIONS, QUERIES};
@@ -195,18 +195,6 @@ fn half<const HALF: usize>(run: &[f32; LANES]) -> __m256 {
     let eight: &[f32] = &run[HALF..HALF + 8];
     // SAFETY: eight readable f32.
     unsafe { _mm256_loadu_ps(eight.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn low_pd(v: __m256) -> __m256d {
-    _mm256_cvtps_pd(_mm256_castps256_ps128(v))
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn high_pd(v: __m256) -> __m256d {
-    _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(v))
 }
 
 /// Columns of one strip of keys: two registers.

@@ -198,13 +198,13 @@ impl<'a> Next<'a> {
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn low_pd(v: __m256) -> __m256d {
+pub(super) fn low_pd(v: __m256) -> __m256d {
     _mm256_cvtps_pd(_mm256_castps256_ps128(v))
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn high_pd(v: __m256) -> __m256d {
+pub(super) fn high_pd(v: __m256) -> __m256d {
     _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(v))
 }
 
