@@ -203,30 +203,13 @@ impl ExpertSlots {
         })
     }
 
-    /// Give the next expert of the group to `use_it`; `false` when all were given.
-    pub(super) fn with_next(
+    /// Give an expert of the group that is there to `use_it`; `false` when none is.
+    pub(super) fn with_ready(
         &mut self,
         use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
     ) -> Result<bool, SourceError> {
-        // Take in what has already arrived, so that its slot is known before we decide to wait.
+        // All that has arrived, so that slots that can be read into again are known.
         while let Ok(done) = self.done.1.try_recv() {
-            self.arrive(done)?;
-        }
-        if self.ready.is_empty() {
-            if self.num_in_flight == 0 {
-                debug_assert!(
-                    self.waiting.is_empty(),
-                    "a slot is busy and nobody will free it"
-                );
-                return Ok(false);
-            }
-            let began = Instant::now();
-            let done = self
-                .done
-                .1
-                .recv()
-                .map_err(|_| SourceError::Other("the reader threads are gone".into()))?;
-            self.reads.wait_seconds += began.elapsed().as_secs_f64();
             self.arrive(done)?;
         }
         let Some((expert, slot)) = self.ready.pop_front() else {
@@ -246,6 +229,32 @@ impl ExpertSlots {
         slot.busy = false;
         self.issue()?;
         Ok(true)
+    }
+
+    /// Give the next expert of the group to `use_it`, waiting for it if need be; `false` when all were given.
+    pub(super) fn with_next(
+        &mut self,
+        use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
+    ) -> Result<bool, SourceError> {
+        if self.with_ready(use_it)? {
+            return Ok(true);
+        }
+        if self.num_in_flight == 0 {
+            debug_assert!(
+                self.waiting.is_empty(),
+                "a slot is busy and nobody will free it"
+            );
+            return Ok(false);
+        }
+        let began = Instant::now();
+        let done = self
+            .done
+            .1
+            .recv()
+            .map_err(|_| SourceError::Other("the reader threads are gone".into()))?;
+        self.reads.wait_seconds += began.elapsed().as_secs_f64();
+        self.arrive(done)?;
+        self.with_ready(use_it)
     }
 
     fn arrive(&mut self, done: Done) -> Result<(), SourceError> {

@@ -4,12 +4,14 @@ use std::{
     ops::Range,
     sync::Arc,
     thread::{Builder, JoinHandle},
+    time::Duration,
 };
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use k3_shared::direct::{AlignedBuf, DirectError, DirectFile};
 use sha2::{Digest as _, Sha256};
 
+use super::activity::Activity;
 use crate::model::SourceError;
 
 /// One read: where from, into what, and who is told.
@@ -55,6 +57,7 @@ pub(super) enum Queue {
 pub(super) struct Readers {
     experts: Option<Sender<Job>>,
     trunk: Option<Sender<Job>>,
+    activity: Arc<Activity>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -71,21 +74,29 @@ impl Readers {
         // Senders are bounded by the buffers they own, so a queue with room for all of them never stops one, and never grows.
         let (experts, from_experts) = bounded(expert_reads.max(1));
         let (trunk, from_trunk) = bounded(trunk_reads.max(1));
+        let activity = Arc::new(Activity::default());
         let mut threads = Vec::new();
         for index in 0..count.max(1) {
             let (experts, trunk) = (from_experts.clone(), from_trunk.clone());
+            let activity = Arc::clone(&activity);
             let thread = Builder::new()
                 .name(format!("k3-read-{index}"))
                 .stack_size(256 << 10)
-                .spawn(move || serve(&experts, &trunk))
+                .spawn(move || serve(&experts, &trunk, &activity))
                 .map_err(|e| SourceError::Other(format!("reader thread {index}: {e}")))?;
             threads.push(thread);
         }
         Ok(Self {
             experts: Some(experts),
             trunk: Some(trunk),
+            activity,
             threads,
         })
+    }
+
+    /// The time so far in which at least one read was in flight.
+    pub(super) fn busy(&self) -> Duration {
+        self.activity.busy()
     }
 
     /// Queue a read. Its answer comes on the job's own channel.
@@ -116,7 +127,7 @@ pub(super) fn answers(buffers: usize) -> (Sender<Done>, Receiver<Done>) {
     bounded(buffers.max(1))
 }
 
-fn serve(experts: &Receiver<Job>, trunk: &Receiver<Job>) {
+fn serve(experts: &Receiver<Job>, trunk: &Receiver<Job>, activity: &Activity) {
     loop {
         let job = select_biased! {
             recv(experts) -> job => job,
@@ -124,11 +135,11 @@ fn serve(experts: &Receiver<Job>, trunk: &Receiver<Job>) {
         };
         // Either queue closes only when the store is dropped.
         let Ok(job) = job else { return };
-        run(job);
+        run(job, activity);
     }
 }
 
-fn run(job: Job) {
+fn run(job: Job, activity: &Activity) {
     let Job {
         file,
         offset,
@@ -138,7 +149,7 @@ fn run(job: Job) {
         tag,
         done,
     } = job;
-    let payload = file.read_covering(&mut buffer, offset, len);
+    let payload = activity.during(|| file.read_covering(&mut buffer, offset, len));
     let digest = match &payload {
         Ok(range) if hash => Some(Sha256::digest(&buffer[range.clone()]).into()),
         _ => None,
