@@ -9,7 +9,7 @@ mod process;
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command};
 
-use common::{golden, ids};
+use common::{Fixture, golden, ids};
 use k3_shared::{
     checkpoint::Checkpoint,
     formats::trunk::Trunk,

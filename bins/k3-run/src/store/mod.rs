@@ -6,7 +6,10 @@
 
 mod activity;
 mod experts;
+#[cfg(test)]
+mod model;
 mod readers;
+mod sync;
 mod trunk;
 
 use std::{
