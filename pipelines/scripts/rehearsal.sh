@@ -109,12 +109,15 @@ stage pack k3-pack -q "$d/model" "$d/trunk"
 equals "$d/trunk/trunk.json" trunk_bytes 108811877376
 
 title 'plan'
-stage plan k3-plan --budget "$BUDGET" --model "$d/model" --trunk "$d/trunk" -o "$d/plan.json"
+# The prompt fills its chunk, and tokens are drawn, so that what is planned for both is used.
+chunk=$(printf '%s' "$PROMPT" | tr ',' '\n' | awk 'END { print NR }')
+stage plan k3-plan --budget "$BUDGET" --context 2048 --prefill-chunk "$chunk" \
+    --model "$d/model" --trunk "$d/trunk" -o "$d/plan.json"
 
 budget=$(json_number "$d/plan.json" budget_bytes)
 title "run: $GEN tokens through all layers, the kernel allowing $(human "$budget")"
 stage run pipelines/scripts/capped.sh "$budget" \
-    k3-run --plan "$d/plan.json" --ids "$PROMPT" --gen "$GEN" --no-stop --json "$d/run.json" --trace "$d/run.trace"
+    k3-run --plan "$d/plan.json" --ids "$PROMPT" --gen "$GEN" --no-stop --temperature 0.7 --json "$d/run.json" --trace "$d/run.trace"
 within run "$(json_number "$d/plan.json" total_bytes)" 'the plan'
 ledger
 

@@ -43,6 +43,11 @@ impl AlignedBuf {
         buf
     }
 
+    /// Have the system back all of it with memory now.
+    pub fn back_with_memory(&mut self) {
+        crate::host::back_with_memory(&mut self.memory);
+    }
+
     /// The most bytes it can hold.
     pub fn capacity(&self) -> usize {
         self.capacity

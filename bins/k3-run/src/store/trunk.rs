@@ -229,7 +229,10 @@ impl TrunkStream {
             return Some(buffer);
         }
         self.unallocated = self.unallocated.checked_sub(1)?;
-        Some(AlignedBuf::with_capacity(self.slot_bytes))
+        let mut buffer = AlignedBuf::with_capacity(self.slot_bytes);
+        // The tiles it comes to hold are of different sizes.
+        buffer.back_with_memory();
+        Some(buffer)
     }
 
     fn submit(&mut self, index: usize, buffer: AlignedBuf) {
