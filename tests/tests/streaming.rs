@@ -219,3 +219,19 @@ fn a_missing_or_foreign_stripe_is_an_error_before_the_first_token() {
     assert!(done.stdout.is_empty());
     done.says(&[named]);
 }
+
+#[test]
+fn too_few_open_files_are_an_error_that_says_what_to_type() {
+    let setup = Setup::new(&["--budget", "floor"]);
+    // Standard streams, the plan and the trunk, but not every shard.
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .args(["-c", "ulimit -n 9 && exec \"$0\" \"$@\""])
+        .arg(setup.command::<&str>(&[]).get_program())
+        .args(setup.command(&["--ids", "1,2", "--gen", "1"]).get_args())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    finish(&mut limited)
+        .expect(2)
+        .says(&["ulimit -n", "model-0"]);
+}
