@@ -1,0 +1,203 @@
+//! What a sweep says: which request size and depth to read with, and how fast the disk is with any.
+
+use k3_shared::formats::plan::{ReadKind, SweepCell};
+
+/// Speeds this close to the best are as good: more in flight takes memory and buys nothing.
+const ENOUGH: f64 = 0.97;
+/// Fewest reads in flight a sweep may choose: one while the other's buffer is being handed over.
+const LEAST_DEPTH: usize = 2;
+
+/// How to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// The most asked of one call.
+    pub(crate) read_bytes: u64,
+    /// Reads in flight.
+    pub(crate) depth: usize,
+}
+
+/// The smallest depth that reads both the trunk and experts at [`ENOUGH`] of the best speed measured, and the smallest request
+/// that is fast enough at that depth: what is ahead of an expert in the device's queue is then soon over. `None` of no cells.
+pub(crate) fn choose(cells: &[SweepCell]) -> Option<Chosen> {
+    let kinds = [ReadKind::Sequential, ReadKind::Random];
+    let best = kinds.map(|kind| best_of(cells, |cell| cell.kind == kind));
+    // The worse of both shares of the best.
+    let share = |depth: usize| {
+        kinds
+            .into_iter()
+            .zip(best)
+            .filter_map(|(kind, best)| {
+                let here = best_of(cells, |c| c.kind == kind && c.depth == depth);
+                Some(here.unwrap_or(0.0) / best?)
+            })
+            .fold(1.0, f64::min)
+    };
+    let mut depths: Vec<usize> = cells.iter().map(|cell| cell.depth).collect();
+    depths.sort_unstable();
+    depths.dedup();
+    let deepest = depths.last().copied()?;
+    let deep = |depth: &usize| *depth >= LEAST_DEPTH.min(deepest);
+    let depths: Vec<usize> = depths.into_iter().filter(deep).collect();
+    let enough = depths.iter().copied().find(|&depth| share(depth) >= ENOUGH);
+    let depth = enough.or_else(|| {
+        depths
+            .into_iter()
+            .max_by(|&a, &b| share(a).total_cmp(&share(b)))
+    })?;
+    let read_bytes = smallest_fast_request(cells, depth)?;
+    Some(Chosen { read_bytes, depth })
+}
+
+/// The smallest request within [`ENOUGH`] of the best sequential cell of a depth.
+fn smallest_fast_request(cells: &[SweepCell], depth: usize) -> Option<u64> {
+    let here = |cell: &SweepCell| cell.kind == ReadKind::Sequential && cell.depth == depth;
+    let best = best_of(cells, here)?;
+    cells
+        .iter()
+        .filter(|cell| here(cell) && cell.bytes_per_second >= ENOUGH * best)
+        .map(|cell| cell.read_bytes)
+        .min()
+}
+
+fn best_of(cells: &[SweepCell], which: impl Fn(&SweepCell) -> bool) -> Option<f64> {
+    let speeds = cells.iter().filter(|cell| which(cell));
+    speeds.map(|cell| cell.bytes_per_second).reduce(f64::max)
+}
+
+/// The speed of one kind of read with `read_bytes` and `depth`, by the nearest cell that asks for no more of the device; `None` if
+/// that kind was not measured.
+///
+/// Up to the depth the sweep chose, more in flight is never taken for slower: a run may leave requests out, and a measurement
+/// that says so is noise.
+pub(crate) fn speed_at(
+    cells: &[SweepCell],
+    kind: ReadKind,
+    read_bytes: u64,
+    depth: usize,
+) -> Option<f64> {
+    let of_kind = || cells.iter().filter(|cell| cell.kind == kind);
+    let sizes = || of_kind().map(|cell| cell.read_bytes);
+    // Experts are measured with one size, their own.
+    let size = sizes()
+        .filter(|&size| size <= read_bytes)
+        .max()
+        .or_else(|| sizes().min())?;
+    let chosen = choose(cells).map_or(0, |chosen| chosen.depth);
+    let mut row: Vec<(usize, f64)> = of_kind()
+        .filter(|cell| cell.read_bytes == size)
+        .map(|cell| (cell.depth, cell.bytes_per_second))
+        .collect();
+    row.sort_unstable_by_key(|&(depth, _)| depth);
+    let no_deeper = || row.iter().filter(|&&(at, _)| at <= depth);
+    let nearest = no_deeper().next_back().or(row.first()).copied()?;
+    if nearest.0 > chosen {
+        return Some(nearest.1);
+    }
+    no_deeper().map(|&(_, speed)| speed).reduce(f64::max).or(Some(nearest.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    fn cells(sequential: &[(u64, usize, f64)], random: &[(usize, f64)]) -> Vec<SweepCell> {
+        let cell = |kind, read_bytes, depth, bytes_per_second| SweepCell {
+            kind,
+            read_bytes,
+            depth,
+            bytes_per_second,
+        };
+        let sequential = sequential
+            .iter()
+            .map(|&(size, depth, speed)| cell(ReadKind::Sequential, size, depth, speed));
+        let random = random
+            .iter()
+            .map(|&(depth, speed)| cell(ReadKind::Random, 17_551_360, depth, speed));
+        sequential.chain(random).collect()
+    }
+
+    fn solid_state() -> Vec<SweepCell> {
+        cells(
+            &[
+                (256 * KIB, 1, 0.8e9),
+                (256 * KIB, 4, 2.5e9),
+                (256 * KIB, 16, 3.0e9),
+                (4 * MIB, 1, 2.0e9),
+                (4 * MIB, 4, 2.95e9),
+                (4 * MIB, 16, 2.9e9),
+                (16 * MIB, 1, 2.2e9),
+                (16 * MIB, 4, 2.99e9),
+                (16 * MIB, 16, 2.7e9),
+            ],
+            &[(1, 2.1e9), (4, 2.8e9), (16, 2.85e9)],
+        )
+    }
+
+    #[test]
+    fn the_smallest_depth_and_request_within_three_percent_are_chosen() {
+        let chosen = choose(&solid_state()).unwrap();
+        assert_eq!((chosen.read_bytes, chosen.depth), (4 * MIB, 4));
+    }
+
+    #[test]
+    fn experts_count_as_much_as_the_trunk() {
+        let mut cells = solid_state();
+        for cell in &mut cells {
+            if cell.kind == ReadKind::Random && cell.depth == 4 {
+                cell.bytes_per_second = 2.0e9;
+            }
+        }
+        let chosen = choose(&cells).unwrap();
+        assert_eq!((chosen.read_bytes, chosen.depth), (256 * KIB, 16));
+    }
+
+    #[test]
+    fn where_no_depth_is_best_for_both_the_least_bad_is_chosen() {
+        let cells = cells(
+            &[(MIB, 2, 100.0), (MIB, 4, 90.0), (MIB, 8, 50.0)],
+            &[(2, 50.0), (4, 90.0), (8, 100.0)],
+        );
+        assert_eq!(choose(&cells).unwrap().depth, 4);
+    }
+
+    #[test]
+    fn one_read_in_flight_is_never_chosen_where_two_were_measured() {
+        let flat = [(MIB, 1, 5.0), (MIB, 2, 5.0), (MIB, 4, 5.0)];
+        assert_eq!(choose(&cells(&flat, &[])).unwrap().depth, 2);
+        assert_eq!(choose(&cells(&flat[..1], &[])).unwrap().depth, 1);
+        assert_eq!(choose(&[]), None);
+        assert_eq!(choose(&cells(&[], &[(1, 1.0)])), None);
+    }
+
+    #[test]
+    fn speeds_are_those_of_the_nearest_cell_that_asks_for_no_more() {
+        let cells = solid_state();
+        let speed = |kind, size, depth| speed_at(&cells, kind, size, depth).unwrap();
+        let sequential = |size, depth| speed(ReadKind::Sequential, size, depth);
+        assert_eq!(sequential(4 * MIB, 4), 2.95e9);
+        assert_eq!(sequential(5 * MIB, 7), 2.95e9);
+        assert_eq!(sequential(4 * MIB, 3), 2.0e9);
+        assert_eq!(sequential(KIB, 4), 2.5e9, "the smallest measured");
+        // Deeper than what was chosen, a loss is a loss.
+        assert_eq!(sequential(16 * MIB, 16), 2.7e9);
+        assert_eq!(speed(ReadKind::Random, 4 * MIB, 5), 2.8e9);
+        assert_eq!(speed_at(&cells[..9], ReadKind::Random, MIB, 4), None);
+    }
+
+    #[test]
+    fn up_to_the_chosen_depth_more_in_flight_is_never_slower() {
+        let noisy = cells(
+            &[(MIB, 1, 50.0), (MIB, 2, 80.0), (MIB, 4, 78.0), (MIB, 8, 100.0)],
+            &[],
+        );
+        assert_eq!(choose(&noisy).unwrap().depth, 8);
+        let speeds: Vec<f64> = (1..12)
+            .map(|depth| speed_at(&noisy, ReadKind::Sequential, MIB, depth).unwrap())
+            .collect();
+        assert!(speeds.is_sorted(), "{speeds:?}");
+        assert_eq!(speeds[3], 80.0);
+    }
+}
