@@ -23,8 +23,6 @@ const MOST_SIZES: usize = 40;
 const FEWEST_SIZES: usize = 10;
 /// Requests replayed for each policy over the whole series, about: longer traces get fewer sizes.
 const SERIES_REQUESTS: usize = 4_000_000;
-/// Fixed sizes between two of the series.
-const BETWEEN: usize = 8;
 /// A policy this close to the best somewhere is asked between the sizes of the series too.
 const CLOSE: f64 = 0.002;
 
@@ -114,33 +112,13 @@ impl<'a> Curve<'a> {
         &self.series
     }
 
-    /// Fixed sizes around one of the series, up to its neighbours.
-    pub fn around(&self, slots: usize) -> Vec<usize> {
-        if self.replay.is_none() {
-            return Vec::new();
-        }
-        let at = self.series.partition_point(|&size| size < slots);
-        let below = at.checked_sub(1).and_then(|at| self.series.get(at));
-        let above = self.series.iter().find(|&&size| size > slots);
-        let mut sizes = Vec::new();
-        for (low, high) in [(below, Some(&slots)), (Some(&slots), above)] {
-            if let (Some(&low), Some(&high)) = (low, high) {
-                sizes.extend((1..BETWEEN).map(|part| low + (high - low) * part / BETWEEN));
-            }
-        }
-        let missing: Vec<(PolicyKind, usize)> = sizes
-            .iter()
-            .flat_map(|&slots| self.contenders.iter().map(move |&policy| (policy, slots)))
-            .collect();
-        self.replay_all(&missing);
-        sizes
-    }
-
     /// What `slots` slots are expected to hit under the best policy.
     pub fn at(&self, slots: usize) -> Expected {
         let policies = if self.series.contains(&slots) {
             &self.policies
         } else {
+            let jobs: Vec<_> = self.contenders.iter().map(|&policy| (policy, slots)).collect();
+            self.replay_all(&jobs);
             &self.contenders
         };
         let mut best: Option<Expected> = None;
@@ -186,7 +164,15 @@ impl<'a> Curve<'a> {
         hits
     }
 
+    /// Replay these on all threads, as far as they are not known.
     fn replay_all(&self, jobs: &[(PolicyKind, usize)]) {
+        let jobs: Vec<_> = {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            jobs.iter().filter(|job| !known.contains_key(job)).copied().collect()
+        };
+        if self.replay.is_none() {
+            return;
+        }
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let next = AtomicUsize::new(0);
         let work = || {

@@ -28,7 +28,7 @@ use k3_shared::{
 
 use crate::cost::Depth;
 use disk::{Sweeper, Swept, Wishes};
-use sweep::{choose, speed_at};
+use sweep::speed_at;
 pub use target::Extent;
 use target::{Doubt, Target, shards, whole};
 
@@ -99,7 +99,7 @@ pub fn measure(subject: &Subject<'_>, host: &Host) -> Result<Probe, ProbeError> 
     let swept = sweep_disk(subject, wishes)?;
     probe.sweep = swept.cells;
     probe.devices = swept.devices;
-    if let Some(chosen) = choose(&probe.sweep) {
+    if let Some(chosen) = swept.chosen {
         probe.read_bytes = Some(chosen.read_bytes);
         probe.queue_depth = Some(chosen.depth);
         let depth = Depth {
@@ -113,11 +113,13 @@ pub fn measure(subject: &Subject<'_>, host: &Host) -> Result<Probe, ProbeError> 
 
 /// Set the disk's figures to what its sweep says of `read_bytes` and so many in flight; as they are without a sweep.
 pub(crate) fn set_speeds(probe: &mut Probe, read_bytes: u64, depth: Depth) {
-    let sequential = speed_at(&probe.sweep, ReadKind::Sequential, read_bytes, depth.trunk);
+    let chosen = probe.queue_depth.unwrap_or(0);
+    let speed = |kind, depth| speed_at(&probe.sweep, chosen, kind, read_bytes, depth);
+    let sequential = speed(ReadKind::Sequential, depth.trunk);
+    let random = speed(ReadKind::Random, depth.experts);
     if sequential.is_some() {
         probe.disk_bytes_per_second = sequential;
-        probe.random_bytes_per_second =
-            speed_at(&probe.sweep, ReadKind::Random, read_bytes, depth.experts);
+        probe.random_bytes_per_second = random;
     }
 }
 

@@ -7,8 +7,10 @@
 //!    least time. A pinned byte saves a byte of reads a token; the bytes of a slot save at most as many, and only as far as the
 //!    curve of hits says. So trunk and head come first, unless experts are read so much more slowly that a hit is worth more.
 //!
-//! A step begins only when the one before it is complete, every division is compared with all smaller ones, and the sizes looked
-//! at depend on no budget. So more memory is never expected to take longer.
+//! A step begins only when the one before it is complete, and a division is compared with all that a smaller budget allows. So
+//! more memory is never expected to take longer (but for policies that may hit less with more slots, as the curve says of them).
+
+use std::{cmp::Ordering, collections::BinaryHeap};
 
 use k3_shared::{
     ledger::{self, Choice, MIN_RING_SLOTS, Model, TileSet},
@@ -27,6 +29,9 @@ const MIN_CONTEXT: usize = 256;
 const MIN_QUEUE_DEPTH: usize = 4;
 /// Smallest ring the planner goes down to by itself.
 const MIN_RING_BYTES: u64 = 64 << 20;
+
+/// Sizes tried for one budget beside the curve's series, at most.
+const MOST_TRIES: usize = 400;
 
 /// What was asked for.
 #[derive(Clone, Debug)]
@@ -137,6 +142,43 @@ impl Cut {
         slots.saturating_mul(self.largest)
     }
 }
+
+impl Cut {
+    /// Bytes of what is pinned, and of the ring for what streams.
+    fn held(&self, ring_bytes: u64) -> u64 {
+        self.pinned_bytes.saturating_add(self.ring_bytes(ring_bytes))
+    }
+}
+
+/// Two sizes, and the least any division between them can cost.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    low: Split,
+    high: Split,
+    bound: Cost,
+}
+
+impl Ord for Gap {
+    /// The lowest bound is the greatest: a heap gives that first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let bounds = other.bound.compare(&self.bound);
+        bounds.then(other.low.slots.cmp(&self.low.slots))
+    }
+}
+
+impl PartialOrd for Gap {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Gap {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Gap {}
 
 impl<'a> Spender<'a> {
     /// Prepare to spend on `model` what `asks` wants, with hits by `curve` and times by `cost`.
@@ -389,34 +431,78 @@ impl<'a> Spender<'a> {
     }
 
     /// Step 3: the division that costs least; of equal ones, that with fewest slots, filled up.
+    ///
+    /// Branch and bound over the number of slots: between two sizes no division costs less than the tiles pinned beside the smaller
+    /// with the hits of the larger would. The gap with the lowest bound is halved until no bound is below the best found.
     fn best_split(&self, budget: u64, settings: &Settings) -> Option<Split> {
         let at = self.cost.at(self.depth_in_flight(settings));
         let base = self.base(settings)?;
         let least = self.slots(settings);
         let try_slots = |slots| self.split(budget, settings, &at, base, slots);
-        let mut best = try_slots(least)?;
+        let first = try_slots(least)?;
         if self.asks.expert_slots.is_some() {
-            return Some(best);
+            return Some(first);
         }
-        let mut improve = |sizes: &[usize]| {
-            for &slots in sizes.iter().filter(|&&slots| slots > least) {
-                let Some(split) = try_slots(slots) else {
-                    break;
-                };
-                if split.cost.compare(&best.cost).is_lt() {
-                    best = split;
-                }
-            }
-            best.slots
+        let most = self.most_slots(budget, base, least);
+        let between = |size: &&usize| (least + 1..most).contains(*size);
+        let sizes = self.curve.series().iter().filter(between).copied();
+        let ends: Vec<Split> = std::iter::once(first)
+            .chain(sizes.chain((most > least).then_some(most)).filter_map(try_slots))
+            .collect();
+        let better = |a: Split, b: &Split| if b.cost.compare(&a.cost).is_lt() { *b } else { a };
+        let mut best = ends.iter().fold(first, better);
+        let gap = |low: &Split, high: &Split| Gap {
+            low: *low,
+            high: *high,
+            bound: self.split_cost(&at, low.num_pinned, high.slots),
         };
-        let coarse = improve(self.curve.series());
-        let best_now = improve(&self.curve.around(coarse));
-        // What is left over may hold more experts than the best size looked at.
-        let fullest = self.most_slots(budget, settings, &best, best_now);
-        if let Some(split) = try_slots(fullest).filter(|s| s.cost.compare(&best.cost).is_le()) {
-            best = split;
+        let pairs = ends.iter().zip(ends.iter().skip(1));
+        let mut gaps: BinaryHeap<Gap> = pairs.map(|(low, high)| gap(low, high)).collect();
+        for _ in 0..MOST_TRIES {
+            let Some(lowest) = gaps.pop().filter(|gap| gap.bound.compare(&best.cost).is_lt())
+            else {
+                break;
+            };
+            let middle = usize::midpoint(lowest.low.slots, lowest.high.slots);
+            if middle == lowest.low.slots {
+                continue;
+            }
+            if let Some(split) = try_slots(middle) {
+                best = better(best, &split);
+                gaps.push(gap(&lowest.low, &split));
+                gaps.push(gap(&split, &lowest.high));
+            }
         }
-        Some(best)
+        // What is left over may hold more experts at no cost.
+        let spent = base
+            .checked_add(self.sums[best.num_pinned].held(settings.ring_bytes))?
+            .checked_add(self.slot_bytes(best.slots - least)?)?;
+        let more = self.slots_in(budget.saturating_sub(spent));
+        let full = best.slots.saturating_add(more).min(self.model.num_experts());
+        Some(match try_slots(full) {
+            Some(full) if full.cost.compare(&best.cost).is_le() => full,
+            _ => best,
+        })
+    }
+
+    /// The most slots that fit with as little of the trunk held as can be.
+    fn most_slots(&self, budget: u64, base: u64, least: usize) -> usize {
+        let settings = self.asked();
+        let held = match self.asks.pin_bytes {
+            Some(_) => Some(self.fixed_cut().held(settings.ring_bytes)),
+            None => self.sums.iter().map(|cut| cut.held(settings.ring_bytes)).min(),
+        };
+        let left = budget.saturating_sub(base.saturating_add(held.unwrap_or(0)));
+        least.saturating_add(self.slots_in(left)).min(self.model.num_experts().max(least))
+    }
+
+    fn slots_in(&self, bytes: u64) -> usize {
+        let slots = bytes / self.model.expert_slot_bytes().max(1);
+        usize::try_from(slots).unwrap_or(usize::MAX)
+    }
+
+    fn slot_bytes(&self, slots: usize) -> Option<u64> {
+        self.model.expert_slot_bytes().checked_mul(slots as u64)
     }
 
     /// The longest prefix of the order that fits beside `slots` slots, and what that costs. Pinning the last of what streams frees
@@ -429,14 +515,11 @@ impl<'a> Spender<'a> {
         base: u64,
         slots: usize,
     ) -> Option<Split> {
-        let more = slots.checked_sub(self.slots(settings))? as u64;
-        let with_slots = more
-            .checked_mul(self.model.expert_slot_bytes())?
-            .checked_add(base)?;
+        let more = slots.checked_sub(self.slots(settings))?;
+        let with_slots = self.slot_bytes(more)?.checked_add(base)?;
         let fits = |cut: &Cut| {
             with_slots
-                .checked_add(cut.pinned_bytes)
-                .and_then(|sum| sum.checked_add(cut.ring_bytes(settings.ring_bytes)))
+                .checked_add(cut.held(settings.ring_bytes))
                 .is_some_and(|total| total <= budget)
         };
         let num_pinned = match self.asks.pin_bytes {
@@ -463,18 +546,6 @@ impl<'a> Spender<'a> {
         let nothing = &self.sums[0];
         let total = self.total_of(&self.choice(settings, 0, self.slots(settings)))?;
         Some(total - nothing.ring_bytes(settings.ring_bytes))
-    }
-
-    /// Slots with what a division leaves over.
-    fn most_slots(&self, budget: u64, settings: &Settings, split: &Split, slots: usize) -> usize {
-        let spent = self.total_of(&self.choice(settings, split.num_pinned, slots));
-        let left = budget.saturating_sub(spent.unwrap_or(budget));
-        let more = left / self.model.expert_slot_bytes().max(1);
-        usize::try_from(more)
-            .unwrap_or(usize::MAX)
-            .saturating_add(slots)
-            .min(self.model.num_experts())
-            .max(slots)
     }
 
     fn fixed_cut(&self) -> &Cut {

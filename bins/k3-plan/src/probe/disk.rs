@@ -2,7 +2,8 @@
 //!
 //! A first round visits every cell once, from the least in flight to the most, and leaves out those that would keep more in flight
 //! than the disk reads in [`MOST_IN_FLIGHT`]. Further rounds visit the contenders only, each round in the other direction, so
-//! that a drift of the disk favours none; the median counts.
+//! that a drift of the disk favours none; the median counts. The best of many cells was also the luckiest, so what was chosen is
+//! measured once more, for longer, and that counts.
 
 use std::{
     path::PathBuf,
@@ -28,9 +29,13 @@ const FIRST: Duration = Duration::from_millis(80);
 /// What a cell of a later round counts.
 const LATER: Duration = Duration::from_millis(150);
 /// Rounds altogether, if they fit into [`TOTAL`].
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 3;
 /// When the last round may begin a cell.
-const TOTAL: Duration = Duration::from_secs(9);
+const TOTAL: Duration = Duration::from_secs(7);
+/// What the chosen cell counts, alternating with the experts': long enough for what a device only does for a moment to be over.
+const CONFIRMED: Duration = Duration::from_millis(500);
+/// How often.
+const CONFIRMATIONS: usize = 3;
 /// A cell within this share of the best of its kind is measured again.
 const CONTENDER: f64 = 0.85;
 /// Reads in flight are at most what the disk reads in this many seconds.
@@ -59,6 +64,8 @@ pub(super) struct Wishes {
 #[derive(Debug, Default)]
 pub(super) struct Swept {
     pub(super) cells: Vec<SweepCell>,
+    /// Made before the confirmation, which changes figures but not the choice.
+    pub(super) chosen: Option<Chosen>,
     pub(super) devices: Vec<DeviceSpeed>,
     pub(super) doubts: Vec<Doubt>,
 }
@@ -126,20 +133,35 @@ impl Sweeper {
         for round in 1..ROUNDS {
             self.later_round(round)?;
         }
-        let mut swept = Swept::default();
-        for kind in [ReadKind::Sequential, ReadKind::Random] {
-            swept.doubts.extend(self.doubt(kind));
+        let mut doubted = self.doubts();
+        let without: Vec<ReadKind> = doubted.iter().map(|(kind, _)| *kind).collect();
+        let chosen = choose(&self.results(&without));
+        if let Some(chosen) = chosen {
+            self.confirm(chosen)?;
+            doubted = self.doubts();
         }
-        let doubted = |kind| self.doubt(kind).is_some();
-        let without: Vec<ReadKind> = [ReadKind::Sequential, ReadKind::Random]
+        let without: Vec<ReadKind> = doubted.iter().map(|(kind, _)| *kind).collect();
+        let chosen = chosen.filter(|_| !without.contains(&ReadKind::Sequential));
+        Ok(Swept {
+            devices: match chosen {
+                Some(chosen) => self.devices(chosen, request, &without)?,
+                None => Vec::new(),
+            },
+            cells: match chosen {
+                Some(_) => self.results(&without),
+                None => Vec::new(),
+            },
+            chosen,
+            doubts: doubted.into_iter().map(|(_, doubt)| doubt).collect(),
+        })
+    }
+
+    /// The kinds whose figures are no disk's.
+    fn doubts(&self) -> Vec<(ReadKind, Doubt)> {
+        [ReadKind::Sequential, ReadKind::Random]
             .into_iter()
-            .filter(|&kind| doubted(kind))
-            .collect();
-        swept.cells = self.results(&without);
-        if let Some(chosen) = choose(&swept.cells) {
-            swept.devices = self.devices(chosen, request, &without)?;
-        }
-        Ok(swept)
+            .filter_map(|kind| Some((kind, self.doubt(kind)?)))
+            .collect()
     }
 
     fn depths(&self) -> Vec<usize> {
@@ -237,6 +259,26 @@ impl Sweeper {
         Ok(())
     }
 
+    /// Measure what would be chosen once more; for it, only that counts.
+    fn confirm(&mut self, chosen: Chosen) -> Result<(), ProbeError> {
+        let is_chosen = |cell: &Cell| {
+            cell.shape.depth == chosen.depth
+                && (cell.kind == ReadKind::Random || cell.shape.request_bytes == chosen.read_bytes)
+        };
+        let mut cells = std::mem::take(&mut self.cells);
+        for round in 0..CONFIRMATIONS {
+            for cell in cells.iter_mut().filter(|cell| is_chosen(cell)) {
+                if round == 0 {
+                    cell.speeds.clear();
+                    cell.busy.clear();
+                }
+                self.measure(cell, CONFIRMED)?;
+            }
+        }
+        self.cells = cells;
+        Ok(())
+    }
+
     /// One sample of a cell. Experts on several devices are met one layer after the other, so their times add up.
     fn measure(&self, cell: &mut Cell, measured: Duration) -> Result<(), ProbeError> {
         let reading = match (cell.kind, &self.trunk) {
@@ -300,6 +342,11 @@ impl Sweeper {
         })
     }
 
+    fn speed_of(&self, kind: ReadKind, shape: Shape) -> Option<f64> {
+        let cell = |cell: &&Cell| cell.kind == kind && cell.shape == shape;
+        self.cells.iter().find(cell).map(Cell::speed)
+    }
+
     fn path(&self, kind: ReadKind) -> PathBuf {
         let target = match kind {
             ReadKind::Sequential => self.trunk.as_ref(),
@@ -328,7 +375,19 @@ impl Sweeper {
                 request_bytes,
                 depth: chosen.depth,
             };
-            for (device, folder) in target.devices() {
+            let devices = target.devices();
+            let measured_alone = devices.len() == 1
+                && (target.kind == ReadKind::Sequential || self.experts.len() == 1);
+            for (device, folder) in devices {
+                if measured_alone && let Some(speed) = self.speed_of(target.kind, shape) {
+                    speeds.push(DeviceSpeed {
+                        folder,
+                        device,
+                        kind: target.kind,
+                        bytes_per_second: speed.round(),
+                    });
+                    continue;
+                }
                 let extents = target.on_device(device);
                 let sample = |_| time(target, &extents, shape, LATER, cursor);
                 let samples = (0..2)

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the arithmetic runs.
-const ARITHMETIC: Duration = Duration::from_millis(700);
+/// How long each round of arithmetic runs.
+const ARITHMETIC: Duration = Duration::from_millis(150);
 /// How long each reading of memory runs.
 const READING: Duration = Duration::from_millis(120);
 /// Readings in each way; the median counts.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 4;
 /// Memory is streamed over this much a thread, well past any cache, or less where the host has little.
 const MEMORY_BYTES: u64 = 256 << 20;
 /// Values multiplied at once: enough independent products to fill the pipelines, in 12 of 16 registers.
@@ -23,15 +23,13 @@ const LANES: usize = 48;
 /// Words of one step of a loop: 256 bytes.
 const CHUNK: usize = 32;
 /// Ways to read, of which the best counts. A processor's own prefetching follows one run of addresses only so far ahead; several
-/// runs side by side, or a first touch well ahead, keep more requests to memory under way. This tool has no unsafe code, and
-/// without any cannot ask for prefetches itself.
-const WAYS: [Way; 6] = [
+/// runs side by side keep more requests to memory under way. This tool has no unsafe code, and without any cannot ask for
+/// prefetches itself.
+const WAYS: [Way; 4] = [
     side_by_side::<1>,
     side_by_side::<2>,
     side_by_side::<4>,
     side_by_side::<8>,
-    touch_ahead::<1, 16>,
-    touch_ahead::<4, 16>,
 ];
 
 type Way = fn(&[[u64; CHUNK]]) -> u64;
@@ -70,7 +68,6 @@ pub(super) fn memory_speed(threads: usize, limit_bytes: u64) -> f64 {
 
 /// Bytes a second of one thread.
 fn rate_of(read: Way, memory: &[[u64; CHUNK]]) -> f64 {
-    let bytes = size_of_val(memory);
     // In parts, so that a slow memory is not read for much longer than asked.
     let part = memory.len().div_ceil(16).max(1);
     let start = Instant::now();
@@ -84,38 +81,24 @@ fn rate_of(read: Way, memory: &[[u64; CHUNK]]) -> f64 {
             }
         }
     }
-    debug_assert!(bytes > 0);
     done as f64 / start.elapsed().as_secs_f64()
 }
 
 /// Combine all words, `RUNS` runs of them side by side.
 fn side_by_side<const RUNS: usize>(chunks: &[[u64; CHUNK]]) -> u64 {
-    touch_ahead::<RUNS, 0>(chunks)
-}
-
-/// Combine all words, `RUNS` runs of them side by side, touching each line `AHEAD` chunks before it is read.
-fn touch_ahead<const RUNS: usize, const AHEAD: usize>(chunks: &[[u64; CHUNK]]) -> u64 {
-    let run = chunks.len() / RUNS;
-    let (together, rest) = chunks.split_at(run * RUNS);
-    let runs: [&[[u64; CHUNK]]; RUNS] = std::array::from_fn(|n| &together[n * run..][..run]);
+    let length = chunks.len() / RUNS;
+    let (together, rest) = chunks.split_at(length * RUNS);
+    let runs: [&[[u64; CHUNK]]; RUNS] =
+        std::array::from_fn(|n| &together[n * length..][..length]);
     let mut sums = [0u64; 8];
-    let mut touched = 0;
-    for at in 0..run {
+    for at in 0..length {
         for run in &runs {
-            if AHEAD > 0
-                && let Some(later) = run.get(at + AHEAD)
-            {
-                for line in later.as_chunks::<8>().0 {
-                    touched |= line[0];
-                }
-            }
             add(&mut sums, &run[at]);
         }
     }
     for chunk in rest {
         add(&mut sums, chunk);
     }
-    black_box(touched);
     sums.into_iter().fold(0, |all, sum| all ^ sum)
 }
 
@@ -136,7 +119,12 @@ fn add(sums: &mut [u64; 8], chunk: &[u64; CHUNK]) {
 /// hold more lanes. Where a processor works on 512 bits in two halves the estimate is twice too high; a limit computed from it
 /// is then still a limit.
 pub(super) fn arithmetic_speed(threads: usize) -> f64 {
-    const ROUNDS: usize = 4096;
+    let rounds = (0..ROUNDS).map(|_| products_per_second(threads));
+    rounds.fold(0.0, f64::max) * fused_operations_per_product()
+}
+
+fn products_per_second(threads: usize) -> f64 {
+    const REPEATS: usize = 4096;
     let over = AtomicBool::new(false);
     let one = || {
         let mut products = [1.0f32; LANES];
@@ -144,13 +132,13 @@ pub(super) fn arithmetic_speed(threads: usize) -> f64 {
             // From one again: products that fade to subnormals would be slow on some processors.
             products.fill(1.0);
             let factor = black_box(0.999_999f32);
-            for _ in 0..ROUNDS {
+            for _ in 0..REPEATS {
                 for product in &mut products {
                     *product *= factor;
                 }
             }
             black_box(&products);
-            (LANES * ROUNDS) as f64
+            (LANES * REPEATS) as f64
         };
         // Once for the clock to rise.
         work();
@@ -164,14 +152,13 @@ pub(super) fn arithmetic_speed(threads: usize) -> f64 {
         }
         done / start.elapsed().as_secs_f64()
     };
-    let products: f64 = thread::scope(|scope| {
+    thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(one)).collect();
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or(0.0))
             .sum()
-    });
-    products * fused_operations_per_product()
+    })
 }
 
 /// Operations of the widest fused multiply-add of this processor for each lane of the loop's multiplication.

@@ -67,10 +67,11 @@ fn best_of(cells: &[SweepCell], which: impl Fn(&SweepCell) -> bool) -> Option<f6
 /// The speed of one kind of read with `read_bytes` and `depth`, by the nearest cell that asks for no more of the device; `None` if
 /// that kind was not measured.
 ///
-/// Up to the depth the sweep chose, more in flight is never taken for slower: a run may leave requests out, and a measurement
-/// that says so is noise.
+/// Up to the depth `chosen` by the sweep, fewer in flight are never taken for faster than more: a measurement that says so is noise, and
+/// the chosen cell was measured longest.
 pub(crate) fn speed_at(
     cells: &[SweepCell],
+    chosen: usize,
     kind: ReadKind,
     read_bytes: u64,
     depth: usize,
@@ -82,18 +83,16 @@ pub(crate) fn speed_at(
         .filter(|&size| size <= read_bytes)
         .max()
         .or_else(|| sizes().min())?;
-    let chosen = choose(cells).map_or(0, |chosen| chosen.depth);
-    let mut row: Vec<(usize, f64)> = of_kind()
-        .filter(|cell| cell.read_bytes == size)
-        .map(|cell| (cell.depth, cell.bytes_per_second))
-        .collect();
-    row.sort_unstable_by_key(|&(depth, _)| depth);
-    let no_deeper = || row.iter().filter(|&&(at, _)| at <= depth);
-    let nearest = no_deeper().next_back().or(row.first()).copied()?;
-    if nearest.0 > chosen {
-        return Some(nearest.1);
-    }
-    no_deeper().map(|&(_, speed)| speed).reduce(f64::max).or(Some(nearest.1))
+    let row = || of_kind().filter(|cell| cell.read_bytes == size);
+    let depths = || row().map(|cell| cell.depth);
+    let nearest = depths()
+        .filter(|&at| at <= depth)
+        .max()
+        .or_else(|| depths().min())?;
+    row()
+        .filter(|cell| cell.depth == nearest || (nearest..=chosen).contains(&cell.depth))
+        .map(|cell| cell.bytes_per_second)
+        .reduce(f64::min)
 }
 
 #[cfg(test)]
@@ -175,7 +174,7 @@ mod tests {
     #[test]
     fn speeds_are_those_of_the_nearest_cell_that_asks_for_no_more() {
         let cells = solid_state();
-        let speed = |kind, size, depth| speed_at(&cells, kind, size, depth).unwrap();
+        let speed = |kind, size, depth| speed_at(&cells, 4, kind, size, depth).unwrap();
         let sequential = |size, depth| speed(ReadKind::Sequential, size, depth);
         assert_eq!(sequential(4 * MIB, 4), 2.95e9);
         assert_eq!(sequential(5 * MIB, 7), 2.95e9);
@@ -184,20 +183,20 @@ mod tests {
         // Deeper than what was chosen, a loss is a loss.
         assert_eq!(sequential(16 * MIB, 16), 2.7e9);
         assert_eq!(speed(ReadKind::Random, 4 * MIB, 5), 2.8e9);
-        assert_eq!(speed_at(&cells[..9], ReadKind::Random, MIB, 4), None);
+        assert_eq!(speed_at(&cells[..9], 4, ReadKind::Random, MIB, 4), None);
     }
 
     #[test]
-    fn up_to_the_chosen_depth_more_in_flight_is_never_slower() {
+    fn up_to_the_chosen_depth_fewer_in_flight_are_never_faster() {
         let noisy = cells(
             &[(MIB, 1, 50.0), (MIB, 2, 80.0), (MIB, 4, 78.0), (MIB, 8, 100.0)],
             &[],
         );
         assert_eq!(choose(&noisy).unwrap().depth, 8);
         let speeds: Vec<f64> = (1..12)
-            .map(|depth| speed_at(&noisy, ReadKind::Sequential, MIB, depth).unwrap())
+            .map(|depth| speed_at(&noisy, 8, ReadKind::Sequential, MIB, depth).unwrap())
             .collect();
         assert!(speeds.is_sorted(), "{speeds:?}");
-        assert_eq!(speeds[3], 80.0);
+        assert_eq!(speeds[1], 78.0);
     }
 }
