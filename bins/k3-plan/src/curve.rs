@@ -117,7 +117,11 @@ impl<'a> Curve<'a> {
         let policies = if self.series.contains(&slots) {
             &self.policies
         } else {
-            let jobs: Vec<_> = self.contenders.iter().map(|&policy| (policy, slots)).collect();
+            let jobs: Vec<_> = self
+                .contenders
+                .iter()
+                .map(|&policy| (policy, slots))
+                .collect();
             self.replay_all(&jobs);
             &self.contenders
         };
@@ -168,7 +172,10 @@ impl<'a> Curve<'a> {
     fn replay_all(&self, jobs: &[(PolicyKind, usize)]) {
         let jobs: Vec<_> = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            jobs.iter().filter(|job| !known.contains_key(job)).copied().collect()
+            jobs.iter()
+                .filter(|job| !known.contains_key(job))
+                .copied()
+                .collect()
         };
         if self.replay.is_none() {
             return;
@@ -204,9 +211,7 @@ fn series(model: &Model<'_>, requests: Option<usize>) -> Vec<usize> {
             clippy::cast_sign_loss,
             reason = "between two numbers of slots"
         )]
-        sizes.extend((1..count).map(|n| {
-            (least as f64 * ratio.powf(n as f64)).round() as usize
-        }));
+        sizes.extend((1..count).map(|n| (least as f64 * ratio.powf(n as f64)).round() as usize));
     }
     sizes.retain(|&size| (least..=all).contains(&size));
     sizes.sort_unstable();

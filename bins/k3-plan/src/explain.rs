@@ -81,13 +81,21 @@ fn because(line: &str, spender: &Spender<'_>, plan: &Plan, spent: &Spent) -> Str
             "prefill chunk lowered from {} to {} rows: no more fit",
             asks.prefill_chunk, plan.prefill_chunk
         ),
-        "activations" | "logits" => format!("the prefill chunk asked for, {} rows", plan.prefill_chunk),
+        "activations" | "logits" => {
+            format!("the prefill chunk asked for, {} rows", plan.prefill_chunk)
+        }
         "output_head" if plan.head_pinned => "the whole trunk is pinned, and room was left".into(),
         "output_head" => "read once a token like any tile, and pinned after all others".into(),
         "pinned_trunk" if asks.pin_bytes.is_some() => "given by hand".into(),
-        "pinned_trunk" if plan.streamed_trunk_bytes == 0 => "all there is: each byte saves a byte of reads a token".into(),
+        "pinned_trunk" if plan.streamed_trunk_bytes == 0 => {
+            "all there is: each byte saves a byte of reads a token".into()
+        }
         "pinned_trunk" => "what is left: each byte saves a byte of reads a token".into(),
-        "index" | "digests" => "where each piece lies, and what it must hash to".into(),
+        "index" => "where each tile and expert lies".into(),
+        "digests" if plan.expert_digests.is_none() => {
+            "there are none (k3-census --hash --experts makes them)".into()
+        }
+        "digests" => "what each expert must hash to".into(),
         "tokenizer" => "the vocabulary".into(),
         _ => "the program itself".into(),
     }
@@ -117,7 +125,9 @@ fn reading(spender: &Spender<'_>, plan: &Plan) -> String {
         Bytes(plan.read_bytes)
     );
     if sweep.iter().all(|cell| cell.kind != ReadKind::Random) && probe.is_some() {
-        text.push_str("Experts are taken to be read as fast as the trunk: their reads were not measured.\n");
+        text.push_str(
+            "Experts are taken to be read as fast as the trunk: their reads were not measured.\n",
+        );
     }
     text
 }

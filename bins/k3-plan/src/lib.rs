@@ -69,7 +69,11 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         Some(path) => Some(Replay::open(path, &source)?),
         None => None,
     };
-    let most = cli.budget.iter().map(|budget| budget.most_bytes(&host)).max();
+    let most = cli
+        .budget
+        .iter()
+        .map(|budget| budget.most_bytes(&host))
+        .max();
     let most_slots = most.unwrap_or(0) / model.expert_slot_bytes().max(1);
     let curve = Curve::new(
         model,
@@ -120,7 +124,8 @@ fn plan_all(planner: &Planner<'_>, out: &mut dyn Write) -> anyhow::Result<Outcom
     Ok(outcome)
 }
 
-/// The policies to choose from. Without a trace there is nothing to choose by: the one that does best on decoded text.
+/// The policies to choose from. Without a trace there is nothing to choose by: the one that does best on decoded text. Static
+/// pinning is left to the hand: it keeps what a run happens to begin with, and one trace cannot say how the next will begin.
 fn policies(cli: &Cli, has_trace: bool) -> Vec<PolicyKind> {
     const USUAL: PolicyKind = PolicyKind::LayerDistance;
     match cli.cache_policy {
@@ -129,7 +134,8 @@ fn policies(cli: &Cli, has_trace: bool) -> Vec<PolicyKind> {
         None => {
             let others = PolicyKind::ALL
                 .into_iter()
-                .filter(|&policy| policy != USUAL && !policy.is_replay_only());
+                .filter(|&policy| policy != USUAL && policy != PolicyKind::StaticPin)
+                .filter(|policy| !policy.is_replay_only());
             std::iter::once(USUAL).chain(others).collect()
         }
     }
@@ -170,7 +176,11 @@ impl Reading {
         let measured = probe.and_then(|probe| probe.read_bytes);
         let bytes = cli.read_size.map(|size| size.0).or(measured);
         let measured = probe.and_then(|probe| probe.queue_depth);
-        let depth = cli.queue_depth.map(usize::from).or(measured).unwrap_or(DEPTH);
+        let depth = cli
+            .queue_depth
+            .map(usize::from)
+            .or(measured)
+            .unwrap_or(DEPTH);
         let tiles = source.tiles.iter().map(TileSpec::stored_bytes);
         let tile = tiles.max().unwrap_or(0);
         let enough = tile.saturating_mul((depth as u64).saturating_add(2));
@@ -245,8 +255,8 @@ impl Planner<'_> {
         let lines = ledger::lines(model, choice)?;
         let total_bytes = ledger::total_bytes(&lines)?;
         let (trunk, head) = model.streamed_payload(&choice.pinned);
-        let expert_bytes = spent.expected.hits.missed_per_token()
-            * model.config.moe.expert_bytes() as f64;
+        let expert_bytes =
+            spent.expected.hits.missed_per_token() * model.config.moe.expert_bytes() as f64;
         let source = self.source;
         let pinned_trunk_bytes = lines.last().map_or(0, |line| line.bytes);
         Ok(Plan {

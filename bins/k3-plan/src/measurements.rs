@@ -83,10 +83,8 @@ impl Key {
 impl Folder {
     fn new(path: &Path) -> Option<Self> {
         let device = fs::metadata(path).ok()?.dev();
-        let file_system = statvfs(path).map_or_else(
-            |_| String::new(),
-            |space| format!("{:016x}", space.f_fsid),
-        );
+        let file_system =
+            statvfs(path).map_or_else(|_| String::new(), |space| format!("{:016x}", space.f_fsid));
         Some(Self {
             path: path.canonicalize().ok()?,
             device,
@@ -142,8 +140,7 @@ pub(crate) fn load(folder: &Path, key: &Key) -> Option<Probe> {
 /// # Errors
 /// If the folder or the file cannot be written.
 pub(crate) fn store(folder: &Path, key: Key, probe: &Probe) -> anyhow::Result<PathBuf> {
-    fs::create_dir_all(folder)
-        .with_context(|| format!("{}: cannot be made", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     let path = folder.join(key.file_name());
     let record = Record {
         schema: SCHEMA.to_owned(),
@@ -170,7 +167,9 @@ fn is_sane(probe: &Probe) -> bool {
         .flatten()
         .chain(cells)
         .all(|speed| speed.is_finite() && speed > 0.0)
-        && probe.queue_depth.is_none_or(|depth| (1..=1024).contains(&depth))
+        && probe
+            .queue_depth
+            .is_none_or(|depth| (1..=1024).contains(&depth))
         && probe.read_bytes.is_none_or(|bytes| bytes > 0)
 }
 

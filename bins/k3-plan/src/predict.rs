@@ -185,9 +185,7 @@ pub(crate) fn uniform_hits(model: &Model<'_>, slots: usize, policy: PolicyKind) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k3_shared::{
-        config::Config, formats::trace::Pair, ids::ExpertIdx, release,
-    };
+    use k3_shared::{config::Config, formats::trace::Pair, ids::ExpertIdx, release};
 
     #[test]
     fn lru_below_the_working_set_is_expected_to_hit_nothing() {

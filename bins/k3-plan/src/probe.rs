@@ -79,7 +79,9 @@ pub enum ProbeError {
 /// If a file cannot be read.
 pub fn measure(subject: &Subject<'_>, host: &Host) -> Result<Probe, ProbeError> {
     let threads = subject.threads;
-    log::info!("measuring memory, arithmetic and disk: about 15 s; other work on this machine counts");
+    log::info!(
+        "measuring memory, arithmetic and disk: about 15 s; other work on this machine counts"
+    );
     let memory_speed = memory::memory_speed(threads, host.limit_bytes);
     let mut probe = Probe {
         memory_bytes_per_second: Some(memory_speed),
@@ -258,7 +260,9 @@ pub(crate) fn sweep_table(probe: &Probe) -> String {
             let cell = probe.sweep.iter().find(|cell| {
                 (cell.kind, cell.read_bytes, cell.depth) == (kind, read_bytes, *depth)
             });
-            let speed = cell.map_or_else(String::new, |cell| format!("{:.2}", cell.bytes_per_second / 1e9));
+            let speed = cell.map_or_else(String::new, |cell| {
+                format!("{:.2}", cell.bytes_per_second / 1e9)
+            });
             let _ = write!(text, "{speed:>7}");
         }
     }

@@ -3,11 +3,7 @@
 use std::fmt::Write as _;
 
 use comfy_table::{Cell, CellAlignment, Table};
-use k3_shared::{
-    formats::plan::Plan,
-    host::Host,
-    size::Bytes,
-};
+use k3_shared::{formats::plan::Plan, host::Host, size::Bytes};
 
 use crate::{
     budget::{PRESETS, auto_bytes},
@@ -85,8 +81,18 @@ fn per_token(plan: &Plan, hits: Hits, note: &str) -> String {
 /// One row a plan; `rates` are their hit rates.
 pub(crate) fn budgets(plans: &[Plan], rates: &[f64], from_trace: bool) -> String {
     let mut table = table(&[
-        "budget", "total", "pinned", "trunk/tok", "head/tok", "slots", "policy", "hits",
-        "experts/tok", "context", "chunk", "s/token",
+        "budget",
+        "total",
+        "pinned",
+        "trunk/tok",
+        "head/tok",
+        "slots",
+        "policy",
+        "hits",
+        "experts/tok",
+        "context",
+        "chunk",
+        "s/token",
     ]);
     for (plan, rate) in plans.iter().zip(rates) {
         let predicted = &plan.predicted;

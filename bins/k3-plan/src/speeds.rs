@@ -2,11 +2,7 @@
 
 use std::path::PathBuf;
 
-use k3_shared::{
-    formats::plan::Probe,
-    host::Host,
-    size::Bytes,
-};
+use k3_shared::{formats::plan::Probe, host::Host, size::Bytes};
 
 use crate::{
     cli::Cli,
@@ -26,7 +22,10 @@ pub(crate) fn of(
     host: &Host,
 ) -> anyhow::Result<(Option<Probe>, String)> {
     let (known, mut note) = if cli.probe {
-        (Some(measure(cli, source, threads, host)?), "measured now".to_owned())
+        (
+            Some(measure(cli, source, threads, host)?),
+            "measured now".to_owned(),
+        )
     } else {
         let known = earlier(cli, source, threads, host);
         let note = known.as_ref().map_or_else(String::new, |probe| {
@@ -69,7 +68,13 @@ fn key(source: &Source, threads: usize, host: &Host) -> Key {
         }
     }
     let expert_bytes = source.model().expert_slot_bytes();
-    Key::new(host.cores, threads, &trunk, &source.shard_dirs(), expert_bytes)
+    Key::new(
+        host.cores,
+        threads,
+        &trunk,
+        &source.shard_dirs(),
+        expert_bytes,
+    )
 }
 
 /// What was measured earlier on this machine and these disks.

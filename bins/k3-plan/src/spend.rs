@@ -146,7 +146,8 @@ impl Cut {
 impl Cut {
     /// Bytes of what is pinned, and of the ring for what streams.
     fn held(&self, ring_bytes: u64) -> u64 {
-        self.pinned_bytes.saturating_add(self.ring_bytes(ring_bytes))
+        self.pinned_bytes
+            .saturating_add(self.ring_bytes(ring_bytes))
     }
 }
 
@@ -276,7 +277,9 @@ impl<'a> Spender<'a> {
         let cut = self.fixed_cut();
         let slots = cut.ring_bytes(settings.ring_bytes).checked_div(cut.largest);
         let free = slots.map_or(usize::MAX, |slots| {
-            usize::try_from(slots).unwrap_or(usize::MAX).saturating_sub(1)
+            usize::try_from(slots)
+                .unwrap_or(usize::MAX)
+                .saturating_sub(1)
         });
         Depth {
             trunk: settings.queue_depth.min(free).max(1),
@@ -420,12 +423,16 @@ impl<'a> Spender<'a> {
         let slot = self.fixed_cut().largest.max(1);
         let slots = |bytes: u64| usize::try_from(bytes / slot).unwrap_or(usize::MAX);
         let ring = |slots: usize| (slots as u64).saturating_mul(slot);
-        let most = largest(slots(settings.ring_bytes), slots(asked.ring_bytes), |slots| {
-            fits(&Settings {
-                ring_bytes: ring(slots),
-                ..settings
-            })
-        });
+        let most = largest(
+            slots(settings.ring_bytes),
+            slots(asked.ring_bytes),
+            |slots| {
+                fits(&Settings {
+                    ring_bytes: ring(slots),
+                    ..settings
+                })
+            },
+        );
         settings.ring_bytes = ring(most).max(settings.ring_bytes);
         Some(settings)
     }
@@ -447,9 +454,19 @@ impl<'a> Spender<'a> {
         let between = |size: &&usize| (least + 1..most).contains(*size);
         let sizes = self.curve.series().iter().filter(between).copied();
         let ends: Vec<Split> = std::iter::once(first)
-            .chain(sizes.chain((most > least).then_some(most)).filter_map(try_slots))
+            .chain(
+                sizes
+                    .chain((most > least).then_some(most))
+                    .filter_map(try_slots),
+            )
             .collect();
-        let better = |a: Split, b: &Split| if b.cost.compare(&a.cost).is_lt() { *b } else { a };
+        let better = |a: Split, b: &Split| {
+            if b.cost.compare(&a.cost).is_lt() {
+                *b
+            } else {
+                a
+            }
+        };
         let mut best = ends.iter().fold(first, better);
         let gap = |low: &Split, high: &Split| Gap {
             low: *low,
@@ -459,7 +476,9 @@ impl<'a> Spender<'a> {
         let pairs = ends.iter().zip(ends.iter().skip(1));
         let mut gaps: BinaryHeap<Gap> = pairs.map(|(low, high)| gap(low, high)).collect();
         for _ in 0..MOST_TRIES {
-            let Some(lowest) = gaps.pop().filter(|gap| gap.bound.compare(&best.cost).is_lt())
+            let Some(lowest) = gaps
+                .pop()
+                .filter(|gap| gap.bound.compare(&best.cost).is_lt())
             else {
                 break;
             };
@@ -478,7 +497,10 @@ impl<'a> Spender<'a> {
             .checked_add(self.sums[best.num_pinned].held(settings.ring_bytes))?
             .checked_add(self.slot_bytes(best.slots - least)?)?;
         let more = self.slots_in(budget.saturating_sub(spent));
-        let full = best.slots.saturating_add(more).min(self.model.num_experts());
+        let full = best
+            .slots
+            .saturating_add(more)
+            .min(self.model.num_experts());
         Some(match try_slots(full) {
             Some(full) if full.cost.compare(&best.cost).is_le() => full,
             _ => best,
@@ -490,10 +512,16 @@ impl<'a> Spender<'a> {
         let settings = self.asked();
         let held = match self.asks.pin_bytes {
             Some(_) => Some(self.fixed_cut().held(settings.ring_bytes)),
-            None => self.sums.iter().map(|cut| cut.held(settings.ring_bytes)).min(),
+            None => self
+                .sums
+                .iter()
+                .map(|cut| cut.held(settings.ring_bytes))
+                .min(),
         };
         let left = budget.saturating_sub(base.saturating_add(held.unwrap_or(0)));
-        least.saturating_add(self.slots_in(left)).min(self.model.num_experts().max(least))
+        least
+            .saturating_add(self.slots_in(left))
+            .min(self.model.num_experts().max(least))
     }
 
     fn slots_in(&self, bytes: u64) -> usize {

@@ -93,7 +93,9 @@ impl Cell {
     }
 
     fn in_flight(&self) -> u64 {
-        self.shape.request_bytes.saturating_mul(self.shape.depth as u64)
+        self.shape
+            .request_bytes
+            .saturating_mul(self.shape.depth as u64)
     }
 }
 
@@ -390,9 +392,7 @@ impl Sweeper {
                 }
                 let extents = target.on_device(device);
                 let sample = |_| time(target, &extents, shape, LATER, cursor);
-                let samples = (0..2)
-                    .map(sample)
-                    .collect::<Result<Vec<_>, ProbeError>>()?;
+                let samples = (0..2).map(sample).collect::<Result<Vec<_>, ProbeError>>()?;
                 let samples = samples.into_iter().map(|reading| reading.bytes_per_second);
                 speeds.push(DeviceSpeed {
                     folder,

@@ -88,8 +88,7 @@ fn rate_of(read: Way, memory: &[[u64; CHUNK]]) -> f64 {
 fn side_by_side<const RUNS: usize>(chunks: &[[u64; CHUNK]]) -> u64 {
     let length = chunks.len() / RUNS;
     let (together, rest) = chunks.split_at(length * RUNS);
-    let runs: [&[[u64; CHUNK]]; RUNS] =
-        std::array::from_fn(|n| &together[n * length..][..length]);
+    let runs: [&[[u64; CHUNK]]; RUNS] = std::array::from_fn(|n| &together[n * length..][..length]);
     let mut sums = [0u64; 8];
     for at in 0..length {
         for run in &runs {
@@ -207,6 +206,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::float_cmp, reason = "the values are kept, not computed")]
     fn the_median_is_between_the_middle_values() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);

@@ -13,7 +13,10 @@ use k3_shared::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{ProbeError, target::{Extent, Target}};
+use super::{
+    ProbeError,
+    target::{Extent, Target},
+};
 
 /// How one cell reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,7 +253,7 @@ mod tests {
             finished(2.0, 3.0, 100), // after
         ];
         assert!((rate(&all, &(1.0..2.0)) - (50.0 + 50.0 + 100.0)).abs() < 1e-9);
-        assert_eq!(rate(&[], &(1.0..2.0)), 0.0);
+        assert!(rate(&[], &(1.0..2.0)).abs() < 1e-9);
     }
 
     /// A device that serves one request after the other, and one that serves all at once, have the same speed at any depth.
@@ -260,7 +263,13 @@ mod tests {
             let unit = 0.01;
             let depth_f = f64::from(depth);
             let in_turn: Vec<_> = (0..200 * depth)
-                .map(|n| finished(f64::from(n + 1 - depth.min(n + 1)) * unit, f64::from(n + 1) * unit, 1000))
+                .map(|n| {
+                    finished(
+                        f64::from(n + 1 - depth.min(n + 1)) * unit,
+                        f64::from(n + 1) * unit,
+                        1000,
+                    )
+                })
                 .collect();
             let shared: Vec<_> = (0..200 * depth)
                 .map(|n| {
@@ -279,19 +288,31 @@ mod tests {
     #[test]
     fn random_extents_come_in_no_order_and_all_come() {
         let extents: Vec<Extent> = (0..64)
-            .map(|n| Extent { file: 0, offset: n, len: 1 })
+            .map(|n| Extent {
+                file: 0,
+                offset: n,
+                len: 1,
+            })
             .collect();
         let cursor = Cursor::default();
         let order: Vec<u64> = (0..2000)
             .map(|_| cursor.extent(ReadKind::Random, &extents).unwrap().offset)
             .collect();
-        let next = order.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        let next = order
+            .windows(2)
+            .filter(|pair| pair[1] == pair[0] + 1)
+            .count();
         assert!(next < 100, "{next} of 2000 follow the one before");
         let distinct: std::collections::BTreeSet<u64> = order.into_iter().collect();
         assert_eq!(distinct.len(), 64);
         let cursor = Cursor::default();
         let two: Vec<u64> = (0..2)
-            .map(|_| cursor.extent(ReadKind::Sequential, &extents).unwrap().offset)
+            .map(|_| {
+                cursor
+                    .extent(ReadKind::Sequential, &extents)
+                    .unwrap()
+                    .offset
+            })
             .collect();
         assert_eq!(two, [0, 1]);
         assert_eq!(cursor.extent(ReadKind::Random, &[]), None);

@@ -172,6 +172,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::float_cmp, reason = "the values are kept, not computed")]
     fn speeds_are_those_of_the_nearest_cell_that_asks_for_no_more() {
         let cells = solid_state();
         let speed = |kind, size, depth| speed_at(&cells, 4, kind, size, depth).unwrap();
@@ -187,9 +188,15 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::float_cmp, reason = "the values are kept, not computed")]
     fn up_to_the_chosen_depth_fewer_in_flight_are_never_faster() {
         let noisy = cells(
-            &[(MIB, 1, 50.0), (MIB, 2, 80.0), (MIB, 4, 78.0), (MIB, 8, 100.0)],
+            &[
+                (MIB, 1, 50.0),
+                (MIB, 2, 80.0),
+                (MIB, 4, 78.0),
+                (MIB, 8, 100.0),
+            ],
             &[],
         );
         assert_eq!(choose(&noisy).unwrap().depth, 8);

@@ -1,8 +1,7 @@
 //! What the disk probe reads: the trunk's tiles in order of use, and stretches of shards as long as an expert.
 
 use std::{
-    fs,
-    io,
+    fs, io,
     ops::Range,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -61,11 +60,7 @@ pub(super) enum Doubt {
         "{}: only {} of {} are data, and holes are read faster than any disk",
         path.display(), Bytes(*data), Bytes(*len)
     )]
-    Holes {
-        path: PathBuf,
-        data: u64,
-        len: u64,
-    },
+    Holes { path: PathBuf, data: u64, len: u64 },
     #[error("{}: there is nothing of {least} bytes or more to read", path.display())]
     TooShort { path: PathBuf, least: u64 },
     #[error(
@@ -314,7 +309,8 @@ mod tests {
         // Data, a hole, data: on file systems that cannot tell, all is data.
         let file = fs::File::create(&path).unwrap();
         file.set_len(500 << 10).unwrap();
-        let write = |at| std::os::unix::fs::FileExt::write_all_at(&file, &[1; 200 << 10], at);
+        let data = vec![1; 200 << 10];
+        let write = |at| std::os::unix::fs::FileExt::write_all_at(&file, &data, at);
         write(0).unwrap();
         write(300 << 10).unwrap();
         file.sync_all().unwrap();
@@ -322,7 +318,10 @@ mod tests {
         let target = target.unwrap().unwrap();
         let ranges = target.files[0].file.data_ranges(0..500 << 10).unwrap();
         for extent in &target.extents {
-            assert!(covers(&ranges, &(extent.offset..extent.offset + extent.len)));
+            assert!(covers(
+                &ranges,
+                &(extent.offset..extent.offset + extent.len)
+            ));
             assert_eq!((extent.offset % 4096, extent.len), (0, 64 << 10));
         }
         assert!(target.extents.len() >= 3, "{:?}", target.extents);
@@ -361,7 +360,10 @@ mod tests {
         let found = shards(&first, &[missing, second.clone()]).unwrap();
         assert_eq!(
             found,
-            [first.join("m-1.safetensors"), second.join("m-2.safetensors")]
+            [
+                first.join("m-1.safetensors"),
+                second.join("m-2.safetensors")
+            ]
         );
     }
 }

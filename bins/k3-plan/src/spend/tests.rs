@@ -69,7 +69,12 @@ impl Owned {
         let model = self.model();
         let cost = CostModel::new(&model, probe, 4 << 20);
         // Kept for the rest of the test.
-        Spender::new(model, asks, Box::leak(Box::new(curve)), Box::leak(Box::new(cost)))
+        Spender::new(
+            model,
+            asks,
+            Box::leak(Box::new(curve)),
+            Box::leak(Box::new(cost)),
+        )
     }
 }
 

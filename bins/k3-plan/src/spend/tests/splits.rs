@@ -45,7 +45,11 @@ impl Text {
         let mut last: Vec<Vec<u32>> = vec![Vec::new(); owned.num_layers];
         let mut groups = Vec::new();
         for step in 0..self.tokens as u64 {
-            for (layer, last) in last.iter_mut().enumerate().skip(config.first_k_dense_replace) {
+            for (layer, last) in last
+                .iter_mut()
+                .enumerate()
+                .skip(config.first_k_dense_replace)
+            {
                 let mut chosen: Vec<u32> = Vec::new();
                 for &expert in &*last {
                     if random.next() < self.repeated {
@@ -54,13 +58,13 @@ impl Text {
                 }
                 while chosen.len() < top_k {
                     // Each layer has favourites of its own.
-                    let rank = (random.next().powf(self.power) * experts as f64) as usize;
-                    let expert = ((rank * 7 + layer * 5) % experts) as u32;
+                    let rank = whole(random.next().powf(self.power) * experts as f64);
+                    let expert = number((rank * 7 + layer * 5) % experts);
                     if !chosen.contains(&expert) {
                         chosen.push(expert);
                     }
                 }
-                let layer = LayerIdx(layer as u32);
+                let layer = LayerIdx(number(layer));
                 let keys = builder.group(layer, chosen.iter().map(|&e| ExpertIdx(e)));
                 groups.push(TraceGroup {
                     step,
@@ -74,6 +78,19 @@ impl Text {
         }
         Replay::of_groups(geometry, groups)
     }
+}
+
+fn number(value: usize) -> u32 {
+    u32::try_from(value).unwrap()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small and positive"
+)]
+fn whole(value: f64) -> usize {
+    value as usize
 }
 
 fn online() -> Vec<PolicyKind> {
@@ -90,9 +107,13 @@ fn brute_force(spender: &Spender<'_>, hits: &[(usize, f64)], budget: u64) -> Opt
     let mut best: Option<Cost> = None;
     // Ledgers are linear in slots and in what is pinned; each is added up for one prefix and slot more.
     let total = |pinned: usize, slots: usize| {
-        spender.total_of(&spender.choice(&settings, pinned, slots)).unwrap()
+        spender
+            .total_of(&spender.choice(&settings, pinned, slots))
+            .unwrap()
     };
-    let by_prefix: Vec<u64> = (0..=spender.order.len()).map(|k| total(k, fewest)).collect();
+    let by_prefix: Vec<u64> = (0..=spender.order.len())
+        .map(|k| total(k, fewest))
+        .collect();
     let slot = total(0, fewest + 1) - total(0, fewest);
     for &(slots, missed) in hits.iter().filter(|&&(slots, _)| slots >= fewest) {
         for (pinned, with_fewest) in by_prefix.iter().enumerate() {
@@ -115,9 +136,15 @@ fn brute_force(spender: &Spender<'_>, hits: &[(usize, f64)], budget: u64) -> Opt
 }
 
 /// Misses a token at every size, under the best policy there.
-fn misses(replay: &Replay, sizes: impl Iterator<Item = usize>, policies: &[PolicyKind]) -> Vec<(usize, f64)> {
+fn misses(
+    replay: &Replay,
+    sizes: impl Iterator<Item = usize>,
+    policies: &[PolicyKind],
+) -> Vec<(usize, f64)> {
     let least = |slots| {
-        let each = policies.iter().map(|&policy| replay.hits(slots, policy).missed_per_token());
+        let each = policies
+            .iter()
+            .map(|&policy| replay.hits(slots, policy).missed_per_token());
         each.fold(f64::INFINITY, f64::min)
     };
     sizes.map(|slots| (slots, least(slots))).collect()
@@ -248,7 +275,7 @@ fn forty_budgets_of_the_release_are_within_one_percent_of_the_best() {
     let replay = text.replay(&release);
     let policies = vec![PolicyKind::Lru, PolicyKind::LayerDistance];
     let model = release.model();
-    let sizes = (0..120).map(|n| (20.0 * 1.0718_f64.powi(n)).round() as usize);
+    let sizes = (0..120).map(|n| whole(20.0 * 1.0718_f64.powi(n)));
     let all = misses(&replay, sizes.chain([24, 1472]), &policies);
     for (sequential, random) in [(3e9, 3e9), (3e9, 0.9e9)] {
         let curve = Curve::new(model, Some(&replay), policies.clone(), usize::MAX);
@@ -259,7 +286,10 @@ fn forty_budgets_of_the_release_are_within_one_percent_of_the_best() {
             let budget = from + n * 6_000_000_000;
             let chosen = spender.spend(budget).unwrap().cost.seconds.unwrap();
             let best = brute_force_fast(&spender, &all, budget);
-            assert!(chosen <= best * 1.01, "{budget}: {chosen} s, of all splits {best} s");
+            assert!(
+                chosen <= best * 1.01,
+                "{budget}: {chosen} s, of all splits {best} s"
+            );
         }
     }
 }
@@ -305,9 +335,16 @@ fn slots_come_before_the_trunk_where_experts_are_read_slowly_and_hit() {
         ..asks()
     };
     let of_ratio = |ratio: f64| {
-        let curve = Curve::new(tiny.model(), Some(&replay), vec![PolicyKind::Lru], usize::MAX);
+        let curve = Curve::new(
+            tiny.model(),
+            Some(&replay),
+            vec![PolicyKind::Lru],
+            usize::MAX,
+        );
         let machine = probe(1e9, 1e9 * ratio, None);
-        let spender = tiny.spender_by(small.clone(), curve, Some(machine)).unwrap();
+        let spender = tiny
+            .spender_by(small.clone(), curve, Some(machine))
+            .unwrap();
         let budget = spender.floor().unwrap() + 2_000_000;
         spender.spend(budget).unwrap().choice.expert_slots
     };
