@@ -108,7 +108,7 @@ fn reading(spender: &Spender<'_>, plan: &Plan) -> String {
     let chosen = probe.and_then(|probe| Some((probe.read_bytes?, probe.queue_depth?)));
     let why = match chosen {
         Some((bytes, depth)) if (bytes, depth) == (plan.read_bytes, plan.queue_depth) => format!(
-            "the smallest within 3 % of the best of {} combinations measured",
+            "the fewest, and then the largest, within 3 % of the best of {} combinations measured",
             sweep.len()
         ),
         Some((bytes, depth)) if plan.queue_depth < depth => format!(

@@ -16,8 +16,9 @@ pub(crate) struct Chosen {
     pub(crate) depth: usize,
 }
 
-/// The smallest depth that reads both the trunk and experts at [`ENOUGH`] of the best speed measured, and the smallest request
-/// that is fast enough at that depth: what is ahead of an expert in the device's queue is then soon over. `None` of no cells.
+/// The smallest depth that reads both the trunk and experts at [`ENOUGH`] of the best speed measured, and the largest request that
+/// is fast enough at that depth. A reader more takes memory; a larger request takes none, since tiles are read into their own
+/// slots, and a disk that does better at another hour is then not held back by small ones. `None` of no cells.
 pub(crate) fn choose(cells: &[SweepCell]) -> Option<Chosen> {
     let kinds = [ReadKind::Sequential, ReadKind::Random];
     let best = kinds.map(|kind| best_of(cells, |cell| cell.kind == kind));
@@ -44,19 +45,19 @@ pub(crate) fn choose(cells: &[SweepCell]) -> Option<Chosen> {
             .into_iter()
             .max_by(|&a, &b| share(a).total_cmp(&share(b)))
     })?;
-    let read_bytes = smallest_fast_request(cells, depth)?;
+    let read_bytes = largest_fast_request(cells, depth)?;
     Some(Chosen { read_bytes, depth })
 }
 
-/// The smallest request within [`ENOUGH`] of the best sequential cell of a depth.
-fn smallest_fast_request(cells: &[SweepCell], depth: usize) -> Option<u64> {
+/// The largest request within [`ENOUGH`] of the best sequential cell of a depth.
+fn largest_fast_request(cells: &[SweepCell], depth: usize) -> Option<u64> {
     let here = |cell: &SweepCell| cell.kind == ReadKind::Sequential && cell.depth == depth;
     let best = best_of(cells, here)?;
     cells
         .iter()
         .filter(|cell| here(cell) && cell.bytes_per_second >= ENOUGH * best)
         .map(|cell| cell.read_bytes)
-        .min()
+        .max()
 }
 
 fn best_of(cells: &[SweepCell], which: impl Fn(&SweepCell) -> bool) -> Option<f64> {
@@ -136,9 +137,12 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_depth_and_request_within_three_percent_are_chosen() {
+    fn the_smallest_depth_and_largest_request_within_three_percent_are_chosen() {
         let chosen = choose(&solid_state()).unwrap();
-        assert_eq!((chosen.read_bytes, chosen.depth), (4 * MIB, 4));
+        assert_eq!((chosen.read_bytes, chosen.depth), (16 * MIB, 4));
+        let mut slower = solid_state();
+        slower[7].bytes_per_second = 2.8e9;
+        assert_eq!(choose(&slower).unwrap().read_bytes, 4 * MIB);
     }
 
     #[test]
