@@ -43,6 +43,8 @@ pub struct Subject<'a> {
     pub shard_dirs: Vec<PathBuf>,
     /// Bytes of one read of an expert, widened at both ends; 0 for a model without.
     pub expert_bytes: u64,
+    /// The experts' share of the bytes that a token reads with nothing in memory.
+    pub expert_share: f64,
     /// Compute threads.
     pub threads: usize,
     /// A request size given by hand.
@@ -97,6 +99,7 @@ pub fn measure(subject: &Subject<'_>, host: &Host) -> Result<Probe, ProbeError> 
         depth: subject.queue_depth,
         memory_bytes: host.limit_bytes / 4,
         memory_speed,
+        expert_share: subject.expert_share,
     };
     let swept = sweep_disk(subject, wishes)?;
     probe.sweep = swept.cells;

@@ -85,6 +85,12 @@ fn earlier(cli: &Cli, source: &Source, threads: usize, host: &Host) -> Option<Pr
 
 fn measure(cli: &Cli, source: &Source, threads: usize, host: &Host) -> anyhow::Result<Probe> {
     let model = source.model();
+    let trunk: f64 = source
+        .tiles
+        .iter()
+        .map(|tile| tile.stored_bytes() as f64)
+        .sum();
+    let experts = model.experts_per_token() as f64 * model.expert_slot_bytes() as f64;
     let subject = Subject {
         trunk_files: &source.trunk_files,
         tiles: &source.extents,
@@ -94,6 +100,7 @@ fn measure(cli: &Cli, source: &Source, threads: usize, host: &Host) -> anyhow::R
         } else {
             0
         },
+        expert_share: experts / (trunk + experts).max(1.0),
         threads,
         read_bytes: cli.read_size.map(|size| crate::aligned(size.0)),
         queue_depth: cli.queue_depth.map(usize::from),

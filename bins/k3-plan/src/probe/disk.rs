@@ -6,18 +6,22 @@
 //! measured once more, for longer, and that counts.
 
 use std::{
+    cell::RefCell,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use k3_shared::formats::plan::{DeviceSpeed, ReadKind, SweepCell};
+use k3_shared::{
+    direct::AlignedBuf,
+    formats::plan::{DeviceSpeed, ReadKind, SweepCell},
+};
 
 use super::{
     ProbeError,
     memory::median,
     reader::{Cursor, Reading, Shape, time},
     sweep::{Chosen, choose},
-    target::{Doubt, Target},
+    target::{Doubt, Extent, Target},
 };
 
 /// Request sizes of the trunk's tiles.
@@ -58,6 +62,8 @@ pub(super) struct Wishes {
     pub(super) memory_bytes: u64,
     /// How fast memory is read.
     pub(super) memory_speed: f64,
+    /// The experts' share of the bytes a token reads.
+    pub(super) expert_share: f64,
 }
 
 /// What was measured.
@@ -107,6 +113,8 @@ pub(super) struct Sweeper {
     wishes: Wishes,
     begun: Instant,
     cells: Vec<Cell>,
+    /// One a reader, each for the longest extent; kept from cell to cell, as k3-run keeps its own.
+    buffers: RefCell<Vec<AlignedBuf>>,
     trunk_cursor: Cursor,
     expert_cursor: Cursor,
 }
@@ -119,6 +127,7 @@ impl Sweeper {
             wishes,
             begun: Instant::now(),
             cells: Vec::new(),
+            buffers: RefCell::default(),
             trunk_cursor: Cursor::default(),
             expert_cursor: Cursor::default(),
         }
@@ -130,14 +139,15 @@ impl Sweeper {
     /// If a read fails.
     pub(super) fn sweep(mut self) -> Result<Swept, ProbeError> {
         self.first_round(self.sequential_cells())?;
-        let request = choose(&self.results(&[])).map_or(SIZES[2], |chosen| chosen.read_bytes);
+        let request = choose(&self.results(&[]), self.wishes.expert_share)
+            .map_or(SIZES[2], |chosen| chosen.read_bytes);
         self.first_round(self.random_cells(request))?;
         for round in 1..ROUNDS {
             self.later_round(round)?;
         }
         let mut doubted = self.doubts();
         let without: Vec<ReadKind> = doubted.iter().map(|(kind, _)| *kind).collect();
-        let chosen = choose(&self.results(&without));
+        let chosen = choose(&self.results(&without), self.wishes.expert_share);
         if let Some(chosen) = chosen {
             self.confirm(chosen)?;
             doubted = self.doubts();
@@ -219,6 +229,7 @@ impl Sweeper {
 
     fn first_round(&mut self, mut cells: Vec<Cell>) -> Result<(), ProbeError> {
         cells.sort_by_key(Cell::in_flight);
+        let longest = self.longest();
         let mut best = 0.0_f64;
         for mut cell in cells {
             let in_flight = cell.in_flight();
@@ -228,7 +239,8 @@ impl Sweeper {
                     .read_bytes
                     .is_none_or(|size| size == cell.shape.request_bytes);
             let too_much = best > 0.0 && in_flight as f64 > best * MOST_IN_FLIGHT && !wished;
-            if too_much || in_flight > self.wishes.memory_bytes {
+            let memory = longest.saturating_mul(cell.shape.depth as u64);
+            if too_much || memory > self.wishes.memory_bytes {
                 continue;
             }
             self.measure(&mut cell, FIRST)?;
@@ -286,7 +298,7 @@ impl Sweeper {
         let reading = match (cell.kind, &self.trunk) {
             (ReadKind::Sequential, Some(trunk)) => {
                 let cursor = &self.trunk_cursor;
-                time(trunk, &trunk.extents, cell.shape, measured, cursor)?
+                self.time(trunk, &trunk.extents, cell.shape, measured, cursor)?
             }
             (ReadKind::Sequential, None) => return Ok(()),
             (ReadKind::Random, _) => {
@@ -295,7 +307,8 @@ impl Sweeper {
                     .iter()
                     .map(|target| {
                         let cursor = &self.expert_cursor;
-                        let part = time(target, &target.extents, cell.shape, measured, cursor)?;
+                        let part =
+                            self.time(target, &target.extents, cell.shape, measured, cursor)?;
                         Ok((target.extents.len() as f64, part))
                     })
                     .collect::<Result<_, ProbeError>>()?;
@@ -305,6 +318,34 @@ impl Sweeper {
         cell.speeds.push(reading.bytes_per_second);
         cell.busy.push(reading.busy);
         Ok(())
+    }
+
+    fn time(
+        &self,
+        target: &Target,
+        extents: &[Extent],
+        shape: Shape,
+        measured: Duration,
+        cursor: &Cursor,
+    ) -> Result<Reading, ProbeError> {
+        let mut buffers = self.buffers.borrow_mut();
+        let length = usize::try_from(self.longest()).unwrap_or(usize::MAX);
+        while buffers.len() < shape.depth {
+            let mut buffer = AlignedBuf::zeroed(length);
+            buffer.back_with_memory();
+            buffers.push(buffer);
+        }
+        let buffers = buffers.get_mut(..shape.depth).unwrap_or_default();
+        time(target, extents, shape, buffers, measured, cursor)
+    }
+
+    /// The longest extent of all targets.
+    fn longest(&self) -> u64 {
+        let targets = self.trunk.iter().chain(&self.experts);
+        let lens = targets
+            .flat_map(|target| &target.extents)
+            .map(|extent| extent.len);
+        lens.max().unwrap_or(0)
     }
 
     fn results(&self, without: &[ReadKind]) -> Vec<SweepCell> {
@@ -391,7 +432,7 @@ impl Sweeper {
                     continue;
                 }
                 let extents = target.on_device(device);
-                let sample = |_| time(target, &extents, shape, LATER, cursor);
+                let sample = |_| self.time(target, &extents, shape, LATER, cursor);
                 let samples = (0..2).map(sample).collect::<Result<Vec<_>, ProbeError>>()?;
                 let samples = samples.into_iter().map(|reading| reading.bytes_per_second);
                 speeds.push(DeviceSpeed {

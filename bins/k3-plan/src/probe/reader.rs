@@ -68,7 +68,8 @@ fn scatter(turn: usize) -> usize {
     usize::try_from((x ^ (x >> 31)) >> 1).unwrap_or(turn)
 }
 
-/// Read `extents` of `target` as k3-run would for `measured`, counted from when every thread has had an answer.
+/// Read `extents` of `target` as k3-run would for `measured`, counted from when every thread has had an answer. Each thread reads into
+/// one of `buffers`, of which there are as many as the shape is deep, each with room for any extent.
 ///
 /// # Errors
 /// If a read fails.
@@ -76,16 +77,20 @@ pub(super) fn time(
     target: &Target,
     extents: &[Extent],
     shape: Shape,
+    buffers: &mut [AlignedBuf],
     measured: Duration,
     cursor: &Cursor,
 ) -> Result<Reading, ProbeError> {
-    let clock = Clock::new(shape.depth.max(1), measured);
+    let threads = buffers.len().min(shape.depth).max(1);
+    let clock = Clock::new(threads, measured);
     let cpu = cpu_seconds();
     let finished = thread::scope(|scope| {
-        let readers: Vec<_> = (0..shape.depth.max(1))
-            .map(|_| {
+        let readers: Vec<_> = buffers
+            .iter_mut()
+            .take(threads)
+            .map(|buffer| {
                 scope.spawn(|| {
-                    let finished = read(target, extents, shape, &clock, cursor);
+                    let finished = read(target, extents, shape, buffer, &clock, cursor);
                     if finished.is_err() {
                         clock.give_up();
                     }
@@ -104,7 +109,7 @@ pub(super) fn time(
     })?;
     let wall = clock.start.elapsed().as_secs_f64();
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let busy = (cpu_seconds() - cpu) / (wall * shape.depth.max(1).min(cores) as f64);
+    let busy = (cpu_seconds() - cpu) / (wall * threads.min(cores) as f64);
     let window = clock.window();
     Ok(Reading {
         bytes_per_second: rate(&finished, &window),
@@ -117,15 +122,13 @@ fn read(
     target: &Target,
     extents: &[Extent],
     shape: Shape,
+    buffer: &mut AlignedBuf,
     clock: &Clock,
     cursor: &Cursor,
 ) -> Result<Vec<Finished>, DirectError> {
     let request = usize::try_from(shape.request_bytes)
         .unwrap_or(usize::MAX)
         .next_multiple_of(ALIGN);
-    let longest = extents.iter().map(|extent| extent.len).max().unwrap_or(0);
-    let longest = usize::try_from(longest).unwrap_or(usize::MAX);
-    let mut buffer = AlignedBuf::zeroed(request.min(longest.next_multiple_of(ALIGN)));
     let mut finished = Vec::new();
     while let Some(extent) = cursor.extent(target.kind, extents)
         && let Some(file) = target.files.get(extent.file)
@@ -138,8 +141,11 @@ fn read(
             let left = usize::try_from(extent.len - done).unwrap_or(usize::MAX);
             let part = request.min(left);
             let began = clock.seconds();
-            if let Some(memory) = buffer.get_mut(..part) {
-                file.file.read_exact_at(memory, extent.offset + done)?;
+            // To its own place in the buffer, as a tile is read.
+            let place = usize::try_from(done).unwrap_or(usize::MAX);
+            match buffer.get_mut(place..place.saturating_add(part)) {
+                Some(memory) => file.file.read_exact_at(memory, extent.offset + done)?,
+                None => return Ok(finished),
             }
             finished.push(Finished {
                 time: began..clock.seconds(),

@@ -2,7 +2,7 @@
 
 use k3_shared::formats::plan::{ReadKind, SweepCell};
 
-/// Speeds this close to the best are as good: more in flight takes memory and buys nothing.
+/// Speeds this close to the best are as good: more in flight takes memory and buys next to nothing.
 const ENOUGH: f64 = 0.97;
 /// Fewest reads in flight a sweep may choose: one while the other's buffer is being handed over.
 const LEAST_DEPTH: usize = 2;
@@ -16,35 +16,37 @@ pub(crate) struct Chosen {
     pub(crate) depth: usize,
 }
 
-/// The smallest depth that reads both the trunk and experts at [`ENOUGH`] of the best speed measured, and the largest request that
-/// is fast enough at that depth. A reader more takes memory; a larger request takes none, since tiles are read into their own
-/// slots, and a disk that does better at another hour is then not held back by small ones. `None` of no cells.
-pub(crate) fn choose(cells: &[SweepCell]) -> Option<Chosen> {
-    let kinds = [ReadKind::Sequential, ReadKind::Random];
-    let best = kinds.map(|kind| best_of(cells, |cell| cell.kind == kind));
-    // The worse of both shares of the best.
-    let share = |depth: usize| {
-        kinds
-            .into_iter()
-            .zip(best)
-            .filter_map(|(kind, best)| {
-                let here = best_of(cells, |c| c.kind == kind && c.depth == depth);
-                Some(here.unwrap_or(0.0) / best?)
-            })
-            .fold(1.0, f64::min)
+/// The smallest depth at which a token's reads, of whose bytes `expert_share` are experts', take no longer than the best over
+/// [`ENOUGH`], and the largest request that is fast enough at that depth. A reader more takes memory; a larger request takes none,
+/// since tiles are read into their own slots, and a disk that does better at another hour is then not held back by small ones.
+/// `None` of no sequential cells.
+pub(crate) fn choose(cells: &[SweepCell], expert_share: f64) -> Option<Chosen> {
+    let speed = |kind: ReadKind, depth: usize| {
+        best_of(cells, |cell| cell.kind == kind && cell.depth == depth)
     };
     let mut depths: Vec<usize> = cells.iter().map(|cell| cell.depth).collect();
     depths.sort_unstable();
     depths.dedup();
-    let deepest = depths.last().copied()?;
-    let deep = |depth: &usize| *depth >= LEAST_DEPTH.min(deepest);
-    let depths: Vec<usize> = depths.into_iter().filter(deep).collect();
-    let enough = depths.iter().copied().find(|&depth| share(depth) >= ENOUGH);
-    let depth = enough.or_else(|| {
-        depths
-            .into_iter()
-            .max_by(|&a, &b| share(a).total_cmp(&share(b)))
-    })?;
+    let has_experts = cells.iter().any(|cell| cell.kind == ReadKind::Random);
+    // Seconds for one byte of the mixture; none where a part of it was not measured at this depth.
+    let seconds = |depth: usize| {
+        let trunk = speed(ReadKind::Sequential, depth)?;
+        let experts = match speed(ReadKind::Random, depth) {
+            Some(speed) => speed,
+            None if has_experts => return None,
+            None => trunk,
+        };
+        Some((1.0 - expert_share) / trunk + expert_share / experts)
+    };
+    let mut times: Vec<(usize, f64)> = depths
+        .into_iter()
+        .filter_map(|depth| Some((depth, seconds(depth)?)))
+        .collect();
+    if times.len() > 1 {
+        times.retain(|&(depth, _)| depth >= LEAST_DEPTH);
+    }
+    let best = times.iter().map(|&(_, time)| time).reduce(f64::min)?;
+    let (depth, _) = times.into_iter().find(|&(_, time)| time * ENOUGH <= best)?;
     let read_bytes = largest_fast_request(cells, depth)?;
     Some(Chosen { read_bytes, depth })
 }
@@ -138,41 +140,37 @@ mod tests {
 
     #[test]
     fn the_smallest_depth_and_largest_request_within_three_percent_are_chosen() {
-        let chosen = choose(&solid_state()).unwrap();
+        let chosen = choose(&solid_state(), 0.2).unwrap();
         assert_eq!((chosen.read_bytes, chosen.depth), (16 * MIB, 4));
         let mut slower = solid_state();
         slower[7].bytes_per_second = 2.8e9;
-        assert_eq!(choose(&slower).unwrap().read_bytes, 4 * MIB);
+        assert_eq!(choose(&slower, 0.2).unwrap().read_bytes, 4 * MIB);
     }
 
     #[test]
-    fn experts_count_as_much_as_the_trunk() {
-        let mut cells = solid_state();
-        for cell in &mut cells {
-            if cell.kind == ReadKind::Random && cell.depth == 4 {
-                cell.bytes_per_second = 2.0e9;
-            }
-        }
-        let chosen = choose(&cells).unwrap();
-        assert_eq!((chosen.read_bytes, chosen.depth), (256 * KIB, 16));
-    }
-
-    #[test]
-    fn where_no_depth_is_best_for_both_the_least_bad_is_chosen() {
+    fn experts_count_by_their_share_of_the_bytes() {
         let cells = cells(
-            &[(MIB, 2, 100.0), (MIB, 4, 90.0), (MIB, 8, 50.0)],
+            &[(MIB, 2, 100.0), (MIB, 4, 98.0), (MIB, 8, 70.0)],
             &[(2, 50.0), (4, 90.0), (8, 100.0)],
         );
-        assert_eq!(choose(&cells).unwrap().depth, 4);
+        assert_eq!(choose(&cells, 0.0).unwrap().depth, 2);
+        assert_eq!(choose(&cells, 0.3).unwrap().depth, 4);
+        assert_eq!(choose(&cells, 1.0).unwrap().depth, 8);
+    }
+
+    #[test]
+    fn a_depth_at_which_only_the_trunk_was_measured_is_not_chosen() {
+        let cells = cells(&[(MIB, 2, 50.0), (MIB, 4, 100.0)], &[(1, 10.0), (2, 50.0)]);
+        assert_eq!(choose(&cells, 0.2).unwrap().depth, 2);
     }
 
     #[test]
     fn one_read_in_flight_is_never_chosen_where_two_were_measured() {
         let flat = [(MIB, 1, 5.0), (MIB, 2, 5.0), (MIB, 4, 5.0)];
-        assert_eq!(choose(&cells(&flat, &[])).unwrap().depth, 2);
-        assert_eq!(choose(&cells(&flat[..1], &[])).unwrap().depth, 1);
-        assert_eq!(choose(&[]), None);
-        assert_eq!(choose(&cells(&[], &[(1, 1.0)])), None);
+        assert_eq!(choose(&cells(&flat, &[]), 0.2).unwrap().depth, 2);
+        assert_eq!(choose(&cells(&flat[..1], &[]), 0.2).unwrap().depth, 1);
+        assert_eq!(choose(&[], 0.2), None);
+        assert_eq!(choose(&cells(&[], &[(1, 1.0)]), 0.2), None);
     }
 
     #[test]
@@ -203,7 +201,7 @@ mod tests {
             ],
             &[],
         );
-        assert_eq!(choose(&noisy).unwrap().depth, 8);
+        assert_eq!(choose(&noisy, 0.2).unwrap().depth, 8);
         let speeds: Vec<f64> = (1..12)
             .map(|depth| speed_at(&noisy, 8, ReadKind::Sequential, MIB, depth).unwrap())
             .collect();
