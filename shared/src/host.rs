@@ -96,6 +96,11 @@ impl Host {
     }
 }
 
+/// The processor's name as the kernel prints it.
+pub fn cpu_model() -> String {
+    cpu::model(Path::new("/"))
+}
+
 /// Peak resident size of this process since it began, or since [`reset_peak_rss`].
 ///
 /// # Errors

@@ -29,10 +29,10 @@ pub struct Cli {
     /// Pack only the first N layers, the final vectors and the head.
     #[arg(long, value_name = "N", conflicts_with_all = ["verify", "repair"])]
     pub layers: Option<NonZeroUsize>,
-    /// More folders, on other disks, to spread the tiles over.
+    /// More folders, on other disks, to spread the tiles over; each gets as many as its disk is fast.
     #[arg(long, value_name = "DIR2,DIR3", value_delimiter = ',', conflicts_with_all = ["verify", "repair"])]
     pub stripe: Vec<PathBuf>,
-    /// Relative speeds of the disks, the trunk folder's first [default: all equal].
+    /// Relative speeds of the disks, the trunk folder's first [default: measured with a file of up to 268 MB on each].
     #[arg(long, value_name = "W1,W2,W3", value_delimiter = ',', requires = "stripe", value_parser = clap::value_parser!(u32).range(1..))]
     pub stripe_weights: Vec<u32>,
     /// Cut tiles to at most this size; a row, or a head's rows, is never cut.

@@ -19,6 +19,7 @@ mod layout;
 mod pack;
 mod pool;
 mod repair;
+mod shares;
 mod source;
 mod verify;
 mod zeros;

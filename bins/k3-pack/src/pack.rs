@@ -25,6 +25,7 @@ use crate::{
     },
     layout::{Placed, place},
     pool::{Ended, Pool},
+    shares,
     source::Source,
     zeros::{Digest, ZeroDigests},
 };
@@ -52,7 +53,6 @@ pub(crate) fn pack(cli: &Cli, pool: &Pool) -> Result<Outcome, PackError> {
     let source = Source::open(&cli.model_dir, cli.layers.map(NonZeroUsize::get))?;
     let shards = source.open_shards(cli.mode())?;
     let job = Job::new(cli, source)?;
-    job.refuse_existing(cli.force)?;
     let demands = job.demands(&shards)?;
     if job.check_space(&demands)? == Room::Instead {
         log::info!("no room for both trunks: removing the old one first");
@@ -92,17 +92,16 @@ enum Copied {
 
 impl Job {
     fn new(cli: &Cli, source: Source) -> Result<Self, PackError> {
-        let weights = match cli.stripe_weights.as_slice() {
-            [] => vec![1; cli.stripe.len() + 1],
-            given if given.len() == cli.stripe.len() + 1 => given.to_vec(),
-            given => {
-                return Err(PackError::Weights {
-                    given: given.len(),
-                    folders: cli.stripe.len() + 1,
-                });
-            }
-        };
+        let (given, num_folders) = (cli.stripe_weights.len(), cli.stripe.len() + 1);
+        if given != 0 && given != num_folders {
+            return Err(PackError::Weights {
+                given,
+                folders: num_folders,
+            });
+        }
         let folders = lock_all(&cli.trunk_dir, &cli.stripe)?;
+        refuse_existing(&folders, cli.force)?;
+        let weights = weights(cli, &folders)?;
         let tile_bytes = cli.tile_bytes.0;
         let (tiles, lens) = place(source.tiles(tile_bytes), &weights);
         let files = folders
@@ -133,17 +132,6 @@ impl Job {
 
     fn stored_bytes(&self) -> u64 {
         self.tiles.iter().map(|t| t.spec.stored_bytes()).sum()
-    }
-
-    /// A record in the trunk folder is a trunk, and a file of ours in another folder may belong to one; data alone in the trunk
-    /// folder is what a killed packer left.
-    fn refuse_existing(&self, force: bool) -> Result<(), PackError> {
-        let record = self.record_path();
-        let stripes = self.files.iter().skip(1).map(|f| f.path.clone());
-        match std::iter::once(record).chain(stripes).find(|p| p.exists()) {
-            Some(path) if !force => Err(PackError::Exists { path }),
-            _ => Ok(()),
-        }
     }
 
     /// The space each data file will take, found without reading: shards that end too early are noticed here.
@@ -326,6 +314,37 @@ impl Job {
             }
         }
     }
+}
+
+/// A record in the trunk folder is a trunk, and a file of ours in another folder may belong to one; data alone in the trunk folder is
+/// what a killed packer left.
+fn refuse_existing(folders: &[LockedFolder], force: bool) -> Result<(), PackError> {
+    let place = |(number, folder): (usize, &LockedFolder)| match number {
+        0 => folder.path.join(FILE_NAME),
+        _ => data_path(number, &folder.path),
+    };
+    match folders
+        .iter()
+        .enumerate()
+        .map(place)
+        .find(|path| path.exists())
+    {
+        Some(path) if !force => Err(PackError::Exists { path }),
+        _ => Ok(()),
+    }
+}
+
+/// The weights of the folders: by hand, else by the speed of their disks.
+fn weights(cli: &Cli, folders: &[LockedFolder]) -> Result<Vec<u32>, PackError> {
+    if !cli.stripe_weights.is_empty() {
+        return Ok(cli.stripe_weights.clone());
+    }
+    let paths: Vec<&Path> = folders.iter().map(|folder| folder.path.as_path()).collect();
+    let shares = shares::shares(&paths, &mut shares::measure)?;
+    if paths.len() > 1 {
+        shares::tell(&paths, &shares);
+    }
+    Ok(shares.into_iter().map(|share| share.weight).collect())
 }
 
 /// Relative inside the trunk folder, which may be moved; absolute in a stripe's folder, which stays.

@@ -70,6 +70,17 @@ pub enum Budget {
     Auto,
 }
 
+impl Budget {
+    /// The most bytes it can come to on `host`.
+    pub(crate) fn most_bytes(self, host: &Host) -> u64 {
+        match self {
+            Self::Size(bytes) => bytes,
+            Self::Floor => 0,
+            Self::Auto => auto_bytes(host),
+        }
+    }
+}
+
 /// A budget that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

@@ -49,15 +49,15 @@ pub struct Cli {
     /// Compute threads (default: the cores this process may use).
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// Read requests in flight; lowered to 4 to fit.
-    #[arg(long, value_name = "N", default_value = "8")]
-    pub queue_depth: NonZeroUsize,
-    /// Largest single read request, rounded up to 4096.
-    #[arg(long, value_name = "SIZE", default_value = "4Mi")]
-    pub read_size: Bytes,
-    /// Ring that trunk tiles stream through, at most; lowered to 64Mi to fit.
-    #[arg(long, value_name = "SIZE", default_value = "256Mi")]
-    pub stream_buffers: Bytes,
+    /// Read requests in flight; lowered to 4 to fit [default: as the probe found best, else 8].
+    #[arg(long, value_name = "N")]
+    pub queue_depth: Option<NonZeroUsize>,
+    /// Largest single read request, rounded up to 4096 [default: as the probe found best, else 4Mi].
+    #[arg(long, value_name = "SIZE")]
+    pub read_size: Option<Bytes>,
+    /// Ring that trunk tiles stream through, at most; lowered to 64Mi to fit [default: 256Mi, or two tiles more than reads in flight].
+    #[arg(long, value_name = "SIZE")]
+    pub stream_buffers: Option<Bytes>,
     /// A split by hand: pin this much of the trunk.
     #[arg(long, value_name = "SIZE")]
     pub pin: Option<Bytes>,
@@ -70,15 +70,18 @@ pub struct Cli {
     /// A split by hand: as many expert slots as this holds.
     #[arg(long, value_name = "SIZE")]
     pub expert_mem: Option<Bytes>,
-    /// Replacement policy of the expert slots.
-    #[arg(long, value_name = "NAME", default_value = "layer-distance", value_parser = engine_policy)]
-    pub cache_policy: PolicyKind,
-    /// Expect the hit rate that this trace of an earlier run gives with the planned slots and policy.
+    /// Replacement policy of the expert slots [default: the best by the trace, else layer-distance].
+    #[arg(long, value_name = "NAME", value_parser = engine_policy)]
+    pub cache_policy: Option<PolicyKind>,
+    /// Divide the memory, choose the policy and expect the hits by this trace of an earlier run.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Measure disk, memory and arithmetic first.
+    /// Measure disk, memory and arithmetic first, and keep what is found; without, what was found earlier counts.
     #[arg(long)]
     pub probe: bool,
+    /// Where measurements are kept; `none` is nowhere [default: `$XDG_CACHE_HOME/k3`, else ~/.cache/k3].
+    #[arg(long, value_name = "DIR|none")]
+    pub probe_cache: Option<PathBuf>,
     /// Disk speed in bytes a second, given instead of measured.
     #[arg(long, value_name = "SIZE")]
     pub disk_speed: Option<Bytes>,

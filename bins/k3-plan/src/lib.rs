@@ -7,10 +7,15 @@
 
 pub mod budget;
 mod cli;
+pub mod cost;
+pub mod curve;
+mod explain;
+mod measurements;
 mod predict;
 pub mod probe;
 mod report;
 mod source;
+mod speeds;
 pub mod spend;
 
 use std::{
@@ -21,19 +26,28 @@ use std::{
 use anyhow::Context as _;
 use k3_shared::{
     cache::PolicyKind,
-    formats::plan::{LIST_SCHEMA, Plan, Plans, Probe, SCHEMA},
+    formats::plan::{LIST_SCHEMA, Plan, Plans, Predicted, Probe, SCHEMA},
     host::Host,
-    ledger::{self, Choice},
+    ledger,
     size::Bytes,
     term::{self, Outcome},
-    tiles::TILE_ALIGN,
+    tiles::{TILE_ALIGN, TileSpec},
 };
 
 use budget::{Budget, auto_bytes};
 pub use cli::{Cli, PinOrder};
-use predict::{Hits, Replay};
+use cost::CostModel;
+use curve::Curve;
+pub use predict::{Hits, Replay};
 use source::Source;
-use spend::{Asks, Spender};
+use spend::{Asks, Spender, Spent};
+
+/// Reads in flight where nothing was measured.
+const DEPTH: usize = 8;
+/// The most asked of one call where nothing was measured.
+const READ_BYTES: u64 = 4 << 20;
+/// The ring, unless the reads in flight need a longer one.
+const RING_BYTES: u64 = 256 << 20;
 
 /// Run the tool: the plan, or the list of plans, goes to `out` or the file asked for, all else to stderr.
 ///
@@ -47,26 +61,51 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     }
     let host = Host::detect()?;
     let source = Source::open(cli)?;
+    let model = source.model();
     let threads = cli.threads.map_or(host.cores, usize::from);
-    let spender = Spender::new(source.model(), asks(cli, &source, threads))?;
+    let (probe, note) = speeds::of(cli, &source, threads, &host)?;
+    let reading = Reading::new(cli, &source, probe.as_ref());
+    let replay = match &cli.trace {
+        Some(path) => Some(Replay::open(path, &source)?),
+        None => None,
+    };
+    let most = cli
+        .budget
+        .iter()
+        .map(|budget| budget.most_bytes(&host))
+        .max();
+    let most_slots = most.unwrap_or(0) / model.expert_slot_bytes().max(1);
+    let curve = Curve::new(
+        model,
+        replay.as_ref(),
+        policies(cli, replay.is_some()),
+        usize::try_from(most_slots).unwrap_or(usize::MAX),
+    );
+    let cost = CostModel::new(&model, probe, reading.bytes);
+    let asks = asks(cli, &source, threads, &reading);
     let planner = Planner {
         cli,
-        probe: probe_of(cli, &source, threads, &host)?,
-        replay: match &cli.trace {
-            Some(path) => Some(Replay::open(path, &source)?),
-            None => None,
-        },
         host,
+        note,
         source: &source,
-        spender,
+        reading,
+        spender: Spender::new(model, asks, &curve, &cost)?,
     };
+    plan_all(&planner, out)
+}
+
+/// A plan for each budget, and the table where there are several.
+fn plan_all(planner: &Planner<'_>, out: &mut dyn Write) -> anyhow::Result<Outcome> {
+    let cli = planner.cli;
     let mut err = io::stderr().lock();
     let mut plans = Vec::new();
+    let mut rates = Vec::new();
     let mut outcome = Outcome::Done;
     for budget in &cli.budget {
         match planner.plan(*budget)? {
-            Ok((plan, hits)) => {
-                planner.show(&plan, hits, &mut err)?;
+            Ok((plan, spent)) => {
+                planner.show(&plan, &spent, &mut err)?;
+                rates.push(spent.expected.hits.rate);
                 plans.push(plan);
             }
             Err(refusal) => {
@@ -76,7 +115,8 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         }
     }
     if cli.budget.len() > 1 && !cli.quiet {
-        write!(err, "{}", report::budgets(&plans))?;
+        let from_trace = planner.spender.curve().is_from_trace();
+        write!(err, "{}", report::budgets(&plans, &rates, from_trace))?;
     }
     if !plans.is_empty() {
         write_plans(cli, plans, out)?;
@@ -84,7 +124,24 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-fn asks(cli: &Cli, source: &Source, threads: usize) -> Asks {
+/// The policies to choose from. Without a trace there is nothing to choose by: the one that does best on decoded text. Static
+/// pinning is left to the hand: it keeps what a run happens to begin with, and one trace cannot say how the next will begin.
+fn policies(cli: &Cli, has_trace: bool) -> Vec<PolicyKind> {
+    const USUAL: PolicyKind = PolicyKind::LayerDistance;
+    match cli.cache_policy {
+        Some(policy) => vec![policy],
+        None if !has_trace => vec![USUAL],
+        None => {
+            let others = PolicyKind::ALL
+                .into_iter()
+                .filter(|&policy| policy != USUAL && policy != PolicyKind::StaticPin)
+                .filter(|policy| !policy.is_replay_only());
+            std::iter::once(USUAL).chain(others).collect()
+        }
+    }
+}
+
+fn asks(cli: &Cli, source: &Source, threads: usize, reading: &Reading) -> Asks {
     let slot = source.model().expert_slot_bytes().max(1);
     let by_size = cli
         .expert_mem
@@ -93,8 +150,9 @@ fn asks(cli: &Cli, source: &Source, threads: usize) -> Asks {
         context: cli.context.get(),
         prefill_chunk: cli.prefill_chunk.get(),
         threads,
-        queue_depth: cli.queue_depth.get(),
-        ring_bytes: cli.stream_buffers.0,
+        queue_depth: reading.depth,
+        depth_by_hand: cli.queue_depth.is_some(),
+        ring_bytes: reading.ring_bytes,
         verify_experts: source.expert_digests.is_some(),
         pin_bytes: cli.pin.map(|size| size.0),
         expert_slots: cli.expert_slots.or(by_size),
@@ -102,45 +160,43 @@ fn asks(cli: &Cli, source: &Source, threads: usize) -> Asks {
     }
 }
 
-/// What is known of the machine's speed: measured, or given, which counts more.
-fn probe_of(
-    cli: &Cli,
-    source: &Source,
-    threads: usize,
-    host: &Host,
-) -> anyhow::Result<Option<Probe>> {
-    let mut measured = None;
-    if cli.probe {
-        let disk = probe::DiskProbe {
-            read_bytes: read_bytes(cli),
-            queue_depth: cli.queue_depth.get(),
-        };
-        let file = source.trunk_files.first().map(std::path::PathBuf::as_path);
-        if file.is_none() && cli.disk_speed.is_none() {
-            log::warn!("there is no trunk to read from: give --disk-speed, or pack first");
-        }
-        let file = file.filter(|_| cli.disk_speed.is_none());
-        measured = Some(probe::measure(file, disk, threads, host)?);
-    }
-    if cli.disk_speed.is_none() && cli.memory_speed.is_none() {
-        return Ok(measured);
-    }
-    let mut probe = measured.unwrap_or_else(|| Probe {
-        disk_bytes_per_second: None,
-        memory_bytes_per_second: None,
-        flops_per_second: None,
-        date: probe::today(),
-    });
-    let given = |size: Option<Bytes>| size.map(|size| size.0.max(1) as f64);
-    probe.disk_bytes_per_second = given(cli.disk_speed).or(probe.disk_bytes_per_second);
-    probe.memory_bytes_per_second = given(cli.memory_speed).or(probe.memory_bytes_per_second);
-    Ok(Some(probe))
+/// How the disk is read: by hand, else as the probe found best, else as suits most disks.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    /// The most asked of one call, aligned.
+    bytes: u64,
+    /// Reads in flight.
+    depth: usize,
+    /// The ring, at most.
+    ring_bytes: u64,
 }
 
-/// The request size, aligned.
-fn read_bytes(cli: &Cli) -> u64 {
-    cli.read_size
-        .0
+impl Reading {
+    fn new(cli: &Cli, source: &Source, probe: Option<&Probe>) -> Self {
+        let measured = probe.and_then(|probe| probe.read_bytes);
+        let bytes = cli.read_size.map(|size| size.0).or(measured);
+        let measured = probe.and_then(|probe| probe.queue_depth);
+        let depth = cli
+            .queue_depth
+            .map(usize::from)
+            .or(measured)
+            .unwrap_or(DEPTH);
+        let tiles = source.tiles.iter().map(TileSpec::stored_bytes);
+        let tile = tiles.max().unwrap_or(0);
+        let enough = tile.saturating_mul((depth as u64).saturating_add(2));
+        Self {
+            bytes: aligned(bytes.unwrap_or(READ_BYTES)),
+            depth,
+            ring_bytes: cli
+                .stream_buffers
+                .map_or_else(|| enough.max(RING_BYTES), |size| size.0),
+        }
+    }
+}
+
+/// A request size that direct reads accept.
+fn aligned(bytes: u64) -> u64 {
+    bytes
         .clamp(TILE_ALIGN, 1 << 30)
         .next_multiple_of(TILE_ALIGN)
 }
@@ -149,15 +205,16 @@ fn read_bytes(cli: &Cli) -> u64 {
 struct Planner<'a> {
     cli: &'a Cli,
     host: Host,
+    /// Where the machine's speeds come from.
+    note: String,
     source: &'a Source,
+    reading: Reading,
     spender: Spender<'a>,
-    probe: Option<Probe>,
-    replay: Option<Replay>,
 }
 
 impl Planner<'_> {
     /// The plan for a budget, or why there is none.
-    fn plan(&self, budget: Budget) -> anyhow::Result<Result<(Plan, Hits), String>> {
+    fn plan(&self, budget: Budget) -> anyhow::Result<Result<(Plan, Spent), String>> {
         let bytes = match budget {
             Budget::Size(bytes) => bytes,
             Budget::Auto => auto_bytes(&self.host),
@@ -167,7 +224,7 @@ impl Planner<'_> {
             },
         };
         match self.spender.spend(bytes) {
-            Some(choice) => Ok(Ok(self.fill(bytes, &choice)?)),
+            Some(spent) => Ok(Ok((self.fill(bytes, &spent)?, spent))),
             None => Ok(Err(self.refusal(budget, bytes))),
         }
     }
@@ -193,34 +250,31 @@ impl Planner<'_> {
     }
 
     /// Every field of the plan of a choice.
-    fn fill(&self, budget_bytes: u64, choice: &Choice) -> anyhow::Result<(Plan, Hits)> {
-        let model = self.spender.model();
+    fn fill(&self, budget_bytes: u64, spent: &Spent) -> anyhow::Result<Plan> {
+        let (model, choice) = (self.spender.model(), &spent.choice);
         let lines = ledger::lines(model, choice)?;
         let total_bytes = ledger::total_bytes(&lines)?;
-        let policy = self.cli.cache_policy;
-        let hits = match &self.replay {
-            Some(replay) if choice.expert_slots > 0 => replay.hits(choice.expert_slots, policy)?,
-            _ => predict::uniform_hits(model, choice.expert_slots, policy),
-        };
-        let predicted = predict::predict(model, choice, hits, self.probe.as_ref());
+        let (trunk, head) = model.streamed_payload(&choice.pinned);
+        let expert_bytes =
+            spent.expected.hits.missed_per_token() * model.config.moe.expert_bytes() as f64;
         let source = self.source;
         let pinned_trunk_bytes = lines.last().map_or(0, |line| line.bytes);
-        let plan = Plan {
+        Ok(Plan {
             schema: SCHEMA.to_owned(),
             budget_bytes,
             total_bytes,
             ledger: lines,
             pinned_trunk_bytes,
-            streamed_trunk_bytes: predicted.trunk_bytes_per_token,
+            streamed_trunk_bytes: trunk,
             pinned_tiles: choice.pinned.to_ranges(),
             head_pinned: model.head_is_pinned(&choice.pinned),
             expert_slots: choice.expert_slots,
-            cache_policy: policy.name().to_owned(),
+            cache_policy: spent.expected.policy.name().to_owned(),
             context: choice.context,
             prefill_chunk: choice.prefill_chunk,
             threads: choice.threads,
             stream_buffer_bytes: choice.stream_buffer_bytes,
-            read_bytes: read_bytes(self.cli),
+            read_bytes: self.reading.bytes,
             queue_depth: choice.queue_depth,
             model_dir: source.model_dir.clone(),
             trunk_dir: source.trunk_dir.clone(),
@@ -229,21 +283,30 @@ impl Planner<'_> {
             expert_digests: source.expert_digests.clone(),
             identity: source.identity.clone(),
             num_layers: source.num_layers,
-            predicted,
-            probe: self.probe.clone(),
+            predicted: Predicted {
+                trunk_bytes_per_token: trunk,
+                head_bytes_per_token: head,
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a non-negative number of bytes far below 2^53"
+                )]
+                expert_bytes_per_token: expert_bytes.round() as u64,
+                seconds_per_token: spent.cost.seconds,
+            },
+            probe: self.spender.cost().probe_at(spent.depth),
             host: self.host.record(),
-        };
-        Ok((plan, hits))
+        })
     }
 
     /// Ledger, explanation and warnings of one plan.
-    fn show(&self, plan: &Plan, hits: Hits, err: &mut dyn Write) -> io::Result<()> {
+    fn show(&self, plan: &Plan, spent: &Spent, err: &mut dyn Write) -> io::Result<()> {
         let one = self.cli.budget.len() == 1;
         if !self.cli.quiet && (one || self.cli.verbose > 0) {
-            write!(err, "{}", report::ledger(plan, hits))?;
+            write!(err, "{}", report::ledger(plan, spent, &self.note))?;
         }
         if self.cli.explain {
-            write!(err, "{}", report::explain(&self.spender, plan))?;
+            write!(err, "{}", explain::explain(&self.spender, plan, spent))?;
         }
         let asks = self.spender.asks();
         if plan.context < asks.context {
@@ -263,13 +326,13 @@ impl Planner<'_> {
             );
         }
         let working_set = self.spender.model().experts_per_token();
-        if self.cli.cache_policy == PolicyKind::Lru && plan.expert_slots < working_set {
+        if spent.expected.policy == PolicyKind::Lru && plan.expert_slots < working_set {
             log::warn!(
                 "lru hits nothing below one token's {working_set} experts, and there are {} slots: try --cache-policy layer-distance",
                 plan.expert_slots
             );
         }
-        if let Some(warning) = report::host_warning(plan.total_bytes, &plan.host) {
+        if let Some(warning) = report::host_warning(plan, &self.host) {
             log::warn!("{warning}");
         }
         Ok(())

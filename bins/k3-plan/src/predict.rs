@@ -1,36 +1,40 @@
-//! What a decoded token is expected to read, and how long it takes at the physical limit (design, section 5).
+//! How many of a decoded token's experts are found in slots: by a trace of an earlier run, or by an assumption.
 
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use k3_shared::{
     cache::{ExpertCache, Geometry, GroupBuilder, PolicyKind},
-    formats::{
-        plan::{Predicted, Probe},
-        trace::{Mode, Trace, TraceGroup, cache_groups},
-    },
+    formats::trace::{Mode, Trace, TraceGroup, cache_groups},
     ids::LayerIdx,
-    ledger::{Choice, Model},
+    ledger::Model,
 };
 
 use crate::source::Source;
 
 /// Expert requests of an earlier run, in the order a cache sees them.
 #[derive(Debug)]
-pub(crate) struct Replay {
+pub struct Replay {
     geometry: Geometry,
     groups: Vec<TraceGroup>,
 }
 
 /// Expected requests and hits of decoded tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Hits {
+pub struct Hits {
     /// Distinct experts asked for by one token.
-    pub(crate) requests_per_token: f64,
+    pub requests_per_token: f64,
     /// Fraction of them already in a slot.
-    pub(crate) rate: f64,
+    pub rate: f64,
     /// Whether a trace says so, rather than the assumption that all experts are equally likely.
-    pub(crate) from_trace: bool,
+    pub from_trace: bool,
+}
+
+impl Hits {
+    /// Experts that one token has to read.
+    pub fn missed_per_token(&self) -> f64 {
+        self.requests_per_token * (1.0 - self.rate)
+    }
 }
 
 impl Replay {
@@ -84,31 +88,42 @@ impl Replay {
         Ok(Self { geometry, groups })
     }
 
-    /// Requests and hits of its decoded tokens (of all steps where it has none) with `slots` slots under `policy`.
-    ///
-    /// # Errors
-    /// If there are no slots.
-    pub(crate) fn hits(&self, slots: usize, policy: PolicyKind) -> anyhow::Result<Hits> {
+    /// A replay of these groups.
+    #[cfg(test)]
+    pub(crate) fn of_groups(geometry: Geometry, groups: Vec<TraceGroup>) -> Self {
+        Self { geometry, groups }
+    }
+
+    /// Requests of the whole trace.
+    pub(crate) fn num_requests(&self) -> usize {
+        self.groups.iter().map(|group| group.keys.len()).sum()
+    }
+
+    /// Requests and hits of its decoded tokens (of all steps where it has none) with `slots` slots under `policy`: none where there
+    /// can be no such cache.
+    pub(crate) fn hits(&self, slots: usize, policy: PolicyKind) -> Hits {
         let decodes = self.groups.iter().any(|group| group.mode == Mode::Decode);
-        let mut cache = ExpertCache::new(policy, slots, self.geometry)?;
+        let mut cache = ExpertCache::new(policy, slots, self.geometry).ok();
         let (mut requests, mut hits) = (0u64, 0u64);
         let mut rows_of_layer = vec![0usize; self.geometry.layers()];
         for group in &self.groups {
-            let before = cache.counters();
-            cache.request_group(group.layer, &group.keys);
+            let hit = cache.as_mut().map_or(0, |cache| {
+                let before = cache.counters();
+                cache.request_group(group.layer, &group.keys);
+                cache.counters().since(before).hits
+            });
             if group.mode == Mode::Decode || !decodes {
-                let counted = cache.counters().since(before);
-                requests += counted.requests;
-                hits += counted.hits;
+                requests += group.keys.len() as u64;
+                hits += hit;
                 rows_of_layer[group.layer.get()] += group.rows;
             }
         }
         let tokens = rows_of_layer.into_iter().max().unwrap_or(0).max(1);
-        Ok(Hits {
+        Hits {
             requests_per_token: requests as f64 / tokens as f64,
             rate: hits as f64 / requests.max(1) as f64,
             from_trace: true,
-        })
+        }
     }
 }
 
@@ -167,146 +182,10 @@ pub(crate) fn uniform_hits(model: &Model<'_>, slots: usize, policy: PolicyKind) 
     }
 }
 
-/// What one decoded token reads and takes.
-pub(crate) fn predict(
-    model: &Model<'_>,
-    choice: &Choice,
-    hits: Hits,
-    probe: Option<&Probe>,
-) -> Predicted {
-    let (trunk, head) = model.streamed_payload(&choice.pinned);
-    let expert = model.config.moe.expert_bytes() as f64;
-    let expert_bytes = (hits.requests_per_token * (1.0 - hits.rate) * expert).round();
-    let work = Work {
-        read: trunk as f64 + head as f64 + expert_bytes,
-        touched: touched_bytes(model),
-        flops: flops(model),
-    };
-    Predicted {
-        trunk_bytes_per_token: trunk,
-        head_bytes_per_token: head,
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a whole, non-negative number of bytes far below 2^53"
-        )]
-        expert_bytes_per_token: expert_bytes as u64,
-        seconds_per_token: probe.and_then(|probe| work.limit(probe)),
-    }
-}
-
-/// One decoded token's work.
-#[derive(Clone, Copy, Debug)]
-struct Work {
-    read: f64,
-    touched: f64,
-    flops: f64,
-}
-
-impl Work {
-    /// `max(read / D, (touched + read) / M, flops / F)` over what is known; nothing if the disk is read but was not measured.
-    fn limit(&self, probe: &Probe) -> Option<f64> {
-        let disk = match probe.disk_bytes_per_second {
-            Some(speed) => self.read / speed,
-            None if self.read > 0.0 => return None,
-            None => 0.0,
-        };
-        let memory = probe
-            .memory_bytes_per_second
-            .map_or(0.0, |speed| (self.touched + self.read) / speed);
-        let arithmetic = probe
-            .flops_per_second
-            .map_or(0.0, |speed| self.flops / speed);
-        let limit = disk.max(memory).max(arithmetic);
-        (limit > 0.0 && limit.is_finite()).then_some(limit)
-    }
-}
-
-/// Weights that one token multiplies: the trunk, the head and the chosen experts, wherever they lie.
-fn touched_bytes(model: &Model<'_>) -> f64 {
-    let trunk: f64 = model.tiles.iter().map(|tile| tile.raw_bytes() as f64).sum();
-    trunk + model.experts_per_token() as f64 * model.config.moe.expert_bytes() as f64
-}
-
-/// A multiplication and an addition for every weight touched.
-fn flops(model: &Model<'_>) -> f64 {
-    let trunk: f64 = model
-        .tiles
-        .iter()
-        .flat_map(|tile| &tile.parts)
-        .map(|part| part.rows.len() as f64 * part.cols as f64)
-        .sum();
-    let moe = &model.config.moe;
-    let expert = 3.0 * moe.routed_expert_hidden_size as f64 * moe.moe_intermediate_size as f64;
-    2.0 * (trunk + model.experts_per_token() as f64 * expert)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k3_shared::{
-        config::Config,
-        formats::trace::Pair,
-        ids::ExpertIdx,
-        ledger::TileSet,
-        release,
-        tiles::{DEFAULT_TILE_BYTES, as_released, trunk_tiles},
-    };
-
-    fn probe(disk: f64, memory: Option<f64>, flops: Option<f64>) -> Probe {
-        Probe {
-            disk_bytes_per_second: Some(disk),
-            memory_bytes_per_second: memory,
-            flops_per_second: flops,
-            date: "2000-01-01".into(),
-        }
-    }
-
-    #[test]
-    fn the_limit_is_the_slowest_of_disk_memory_and_arithmetic() {
-        let work = Work {
-            read: 100.0,
-            touched: 300.0,
-            flops: 1000.0,
-        };
-        assert_eq!(work.limit(&probe(10.0, None, None)), Some(10.0));
-        assert_eq!(work.limit(&probe(10.0, Some(20.0), None)), Some(20.0));
-        assert_eq!(work.limit(&probe(10.0, Some(20.0), Some(25.0))), Some(40.0));
-        let unmeasured = Probe {
-            disk_bytes_per_second: None,
-            ..probe(1.0, Some(1.0), None)
-        };
-        assert_eq!(work.limit(&unmeasured), None);
-        let resident = Work { read: 0.0, ..work };
-        assert_eq!(resident.limit(&unmeasured), Some(300.0));
-    }
-
-    #[test]
-    fn a_streamed_token_of_the_release_reads_what_is_published() {
-        let config = Config::parse(release::CONFIG_JSON.as_bytes(), "c".as_ref()).unwrap();
-        let tiles = trunk_tiles(&config, 93, DEFAULT_TILE_BYTES, &as_released(&config));
-        let model = Model {
-            config: &config,
-            num_layers: 93,
-            tiles: &tiles,
-        };
-        let choice = Choice {
-            context: 1,
-            prefill_chunk: 1,
-            threads: 1,
-            queue_depth: 4,
-            stream_buffer_bytes: 0,
-            expert_slots: 20,
-            pinned: TileSet::none(tiles.len()),
-            verify_experts: false,
-        };
-        let hits = uniform_hits(&model, 16, PolicyKind::LayerDistance);
-        let predicted = predict(&model, &choice, hits, None);
-        assert_eq!(predicted.trunk_bytes_per_token, 108_811_877_376 + 43_008);
-        assert_eq!(predicted.head_bytes_per_token, 2_348_810_240);
-        assert_eq!(predicted.expert_bytes_per_token, 1472 * 17_547_264);
-        assert_eq!(predicted.seconds_per_token, None);
-    }
+    use k3_shared::{config::Config, formats::trace::Pair, ids::ExpertIdx, release};
 
     #[test]
     fn lru_below_the_working_set_is_expected_to_hit_nothing() {
@@ -370,7 +249,7 @@ mod tests {
             ]
         );
         let replay = Replay { geometry, groups };
-        let hits = replay.hits(20, PolicyKind::LayerDistance).unwrap();
+        let hits = replay.hits(20, PolicyKind::LayerDistance);
         assert_eq!((hits.requests_per_token, hits.rate), (4.0, 0.5));
     }
 }

@@ -3,16 +3,17 @@
 use std::fmt::Write as _;
 
 use comfy_table::{Cell, CellAlignment, Table};
-use k3_shared::{
-    formats::plan::{HostRecord, Plan},
-    size::Bytes,
-    tiles::TileClass,
+use k3_shared::{formats::plan::Plan, host::Host, size::Bytes};
+
+use crate::{
+    budget::{PRESETS, auto_bytes},
+    predict::Hits,
+    probe,
+    spend::Spent,
 };
 
-use crate::{budget::PRESETS, predict::Hits, probe, spend::Spender};
-
 /// The ledger of one plan, and what a token reads and takes.
-pub(crate) fn ledger(plan: &Plan, hits: Hits) -> String {
+pub(crate) fn ledger(plan: &Plan, spent: &Spent, note: &str) -> String {
     let mut table = table(&["ledger", "bytes", "", "why"]);
     for line in &plan.ledger {
         table.add_row(vec![
@@ -34,11 +35,11 @@ pub(crate) fn ledger(plan: &Plan, hits: Hits) -> String {
         )),
     ]);
     let mut text = format!("{}\n", table.trim_fmt());
-    text.push_str(&per_token(plan, hits));
+    text.push_str(&per_token(plan, spent.expected.hits, note));
     text
 }
 
-fn per_token(plan: &Plan, hits: Hits) -> String {
+fn per_token(plan: &Plan, hits: Hits, note: &str) -> String {
     let predicted = &plan.predicted;
     let sum = predicted
         .trunk_bytes_per_token
@@ -61,11 +62,15 @@ fn per_token(plan: &Plan, hits: Hits) -> String {
     );
     let _ = writeln!(
         text,
-        "context {}, prefill chunk {}, {} threads, {} reads in flight",
-        plan.context, plan.prefill_chunk, plan.threads, plan.queue_depth
+        "context {}, prefill chunk {}, {} threads, {} reads of {} in flight",
+        plan.context,
+        plan.prefill_chunk,
+        plan.threads,
+        plan.queue_depth,
+        Bytes(plan.read_bytes)
     );
     if let Some(measured) = &plan.probe {
-        let _ = writeln!(text, "{}", probe::summary(measured));
+        let _ = writeln!(text, "{} ({note})", probe::summary(measured));
     }
     if let Some(seconds) = predicted.seconds_per_token {
         let _ = writeln!(text, "a token takes {seconds:.2} s at the physical limit");
@@ -73,20 +78,23 @@ fn per_token(plan: &Plan, hits: Hits) -> String {
     text
 }
 
-/// One row a plan.
-pub(crate) fn budgets(plans: &[Plan]) -> String {
+/// One row a plan; `rates` are their hit rates.
+pub(crate) fn budgets(plans: &[Plan], rates: &[f64], from_trace: bool) -> String {
     let mut table = table(&[
         "budget",
         "total",
         "pinned",
-        "streamed/token",
+        "trunk/tok",
+        "head/tok",
         "slots",
-        "experts/token",
+        "policy",
+        "hits",
+        "experts/tok",
         "context",
         "chunk",
         "s/token",
     ]);
-    for plan in plans {
+    for (plan, rate) in plans.iter().zip(rates) {
         let predicted = &plan.predicted;
         let pinned = plan
             .ledger
@@ -94,26 +102,30 @@ pub(crate) fn budgets(plans: &[Plan]) -> String {
             .filter(|line| line.name == "pinned_trunk" || line.name == "output_head")
             .map(|line| line.bytes)
             .sum();
-        let streamed = predicted
-            .trunk_bytes_per_token
-            .saturating_add(predicted.head_bytes_per_token);
+        let seconds = predicted
+            .seconds_per_token
+            .map_or_else(|| "-".to_owned(), |s| format!("{s:.2}"));
         table.add_row(vec![
             size(plan.budget_bytes),
             size(plan.total_bytes),
             size(pinned),
-            size(streamed),
+            size(predicted.trunk_bytes_per_token),
+            size(predicted.head_bytes_per_token),
             number(plan.expert_slots as u64),
+            Cell::new(&plan.cache_policy),
+            right(format!("{:.1} %", 100.0 * rate)),
             size(predicted.expert_bytes_per_token),
             number(plan.context as u64),
             number(plan.prefill_chunk as u64),
-            right(
-                predicted
-                    .seconds_per_token
-                    .map_or_else(|| "-".to_owned(), |s| format!("{s:.2}")),
-            ),
+            right(seconds),
         ]);
     }
-    format!("{}\n", table.trim_fmt())
+    let hits = if from_trace {
+        "hits are those of the trace"
+    } else {
+        "hits are what equally likely experts give; --trace counts with those of an earlier run"
+    };
+    format!("{}\n{hits}\n", table.trim_fmt())
 }
 
 /// `--list-presets`.
@@ -129,91 +141,31 @@ pub(crate) fn presets() -> String {
     format!("{}\n", table.trim_fmt())
 }
 
-/// `--explain`: the landmarks between the smallest budget and the largest that is of use, and where this plan stands.
-pub(crate) fn explain(spender: &Spender<'_>, plan: &Plan) -> String {
-    let model = spender.model();
-    let slot = model.expert_slot_bytes();
-    let resident = spender.all_resident();
-    let with_slots = |slots: usize| {
-        let more = slots.saturating_sub(model.min_expert_slots(spender.asks().queue_depth));
-        resident?.checked_add(slot.checked_mul(more as u64)?)
-    };
-    let mut text = String::from(
-        "Memory is spent on what a run cannot do without, then on prefill chunk, reads in flight and ring, then on trunk tiles\n\
-         (each pinned byte saves one byte of reads a token), then on the head, and only then on expert slots.\n",
-    );
-    for (what, bytes) in [
-        (
-            "smallest that works, with a short context",
-            spender.smallest(),
-        ),
-        ("smallest with the context asked for", spender.floor()),
-        ("trunk and head wholly resident", resident),
-        (
-            "and slots for one token's experts",
-            with_slots(model.experts_per_token()),
-        ),
-        ("and slots for all experts", with_slots(model.num_experts())),
-    ] {
-        let bytes = bytes.map_or_else(|| "past 64 bits".to_owned(), |b| format!("{b} B"));
-        let _ = writeln!(text, "{bytes:>20}  {what}");
-    }
-    text.push_str(&next_byte(spender, plan));
-    text
-}
-
-/// What the next bytes would go to.
-fn next_byte(spender: &Spender<'_>, plan: &Plan) -> String {
-    let asks = spender.asks();
-    let model = spender.model();
-    let trunk = model
-        .tiles
-        .iter()
-        .filter(|tile| tile.class() != TileClass::Head)
-        .map(k3_shared::tiles::TileSpec::raw_bytes)
-        .fold(0u64, u64::saturating_add);
-    let text = if plan.context < asks.context {
-        format!(
-            "Here the context is lowered from {} to {}: more memory goes there first.",
-            asks.context, plan.context
-        )
-    } else if plan.prefill_chunk < asks.prefill_chunk || plan.queue_depth < asks.queue_depth {
-        format!(
-            "Here prefill chunk or reads in flight are lowered ({} of {}, {} of {}): more memory goes there first.",
-            plan.prefill_chunk, asks.prefill_chunk, plan.queue_depth, asks.queue_depth
-        )
-    } else if plan.streamed_trunk_bytes > 0 || !plan.head_pinned {
-        format!(
-            "Here {} of {} of trunk stream each token: more memory pins more of them.",
-            Bytes(plan.streamed_trunk_bytes),
-            Bytes(trunk)
-        )
-    } else if plan.expert_slots < model.num_experts() {
-        format!(
-            "Here nothing of the trunk streams: more memory goes to expert slots ({} of {} experts; one token asks for {}).",
-            plan.expert_slots,
-            model.num_experts(),
-            model.experts_per_token()
-        )
-    } else {
-        "Here everything is resident: more memory buys nothing.".to_owned()
-    };
-    text + "\n"
-}
-
-/// A warning if the plan does not fit this host; it may be for another.
-pub(crate) fn host_warning(total_bytes: u64, host: &HostRecord) -> Option<String> {
-    (total_bytes > host.limit_bytes).then(|| {
-        format!(
+/// A warning if the plan does not fit this host, or only just: it may be for another.
+pub(crate) fn host_warning(plan: &Plan, host: &Host) -> Option<String> {
+    let comfortable = auto_bytes(host);
+    if plan.total_bytes > host.limit_bytes {
+        Some(format!(
             "the plan takes {}, this host can give {} ({}); k3-run will refuse it here (plan for this host: k3-plan --budget auto)",
-            Bytes(total_bytes),
+            Bytes(plan.total_bytes),
             Bytes(host.limit_bytes),
             host.limited_by
-        )
-    })
+        ))
+    } else if plan.total_bytes > comfortable {
+        Some(format!(
+            "the plan takes {} of the {} this host can give ({}); so near the limit the system takes pages back that a run needs, \
+             and more cache is slower (--budget auto stops at {})",
+            Bytes(plan.total_bytes),
+            Bytes(host.limit_bytes),
+            host.limited_by,
+            Bytes(comfortable)
+        ))
+    } else {
+        None
+    }
 }
 
-fn table(header: &[&str]) -> Table {
+pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(header.to_vec());
@@ -224,10 +176,10 @@ fn right(text: String) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
-fn number(value: u64) -> Cell {
+pub(crate) fn number(value: u64) -> Cell {
     right(value.to_string())
 }
 
-fn size(bytes: u64) -> Cell {
+pub(crate) fn size(bytes: u64) -> Cell {
     right(Bytes(bytes).to_string())
 }

@@ -22,7 +22,7 @@ use k3_shared::{
 };
 use sha2::{Digest as _, Sha256};
 
-use crate::cli::Cli;
+use crate::{cli::Cli, probe::Extent};
 
 /// A model to plan for, and where its files lie.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub(crate) struct Source {
     pub(crate) trunk_dir: PathBuf,
     /// Data files of the trunk, absolute; empty without a trunk.
     pub(crate) trunk_files: Vec<PathBuf>,
+    /// Where its tiles lie in them, in order of use; those of the layers planned for.
+    pub(crate) extents: Vec<Extent>,
     /// More folders with shards, absolute.
     pub(crate) expert_dirs: Vec<PathBuf>,
     /// Digests of every expert, where the census made them.
@@ -68,6 +70,12 @@ impl Source {
             source.expert_dirs.push(std::path::absolute(dir)?);
         }
         Ok(source)
+    }
+
+    /// Folders in which shards are found, the checkpoint's first.
+    pub(crate) fn shard_dirs(&self) -> Vec<PathBuf> {
+        let first = std::iter::once(&self.model_dir);
+        first.chain(&self.expert_dirs).cloned().collect()
     }
 
     /// What the ledger is computed from.
@@ -100,7 +108,17 @@ impl Source {
             trunk_dir.display()
         );
         let mut tiles = open.specs;
-        tiles.retain(|tile| tile.layer().is_none_or(|layer| layer.get() < num_layers));
+        let runs = |tile: &TileSpec| tile.layer().is_none_or(|layer| layer.get() < num_layers);
+        let records = open.trunk.tiles().zip(&tiles);
+        let extents = records
+            .filter(|(_, tile)| runs(tile))
+            .map(|(record, _)| Extent {
+                file: record.file,
+                offset: record.offset,
+                len: record.stored_bytes,
+            })
+            .collect();
+        tiles.retain(runs);
         let expert_digests = digests(&model_dir)?;
         Ok(Self {
             config,
@@ -114,6 +132,7 @@ impl Source {
                 .iter()
                 .map(std::path::absolute)
                 .collect::<Result<_, _>>()?,
+            extents,
             expert_dirs: Vec::new(),
             expert_digests,
         })
@@ -169,6 +188,7 @@ impl Source {
             model_dir,
             trunk_dir,
             trunk_files: Vec::new(),
+            extents: Vec::new(),
             expert_dirs: Vec::new(),
             expert_digests,
         })

@@ -1,20 +1,27 @@
-//! How a budget is spent: what a run cannot do without, then speed, in a fixed order.
+//! How a budget is spent: what a run cannot do without, then speed, by the model of cost.
 //!
 //! 1. The floor: one prompt row a step, four reads in flight, a 64 MiB ring, one token's experts of a layer. The context asked
 //!    for is lowered only if even this does not fit.
-//! 2. Prefill chunk, queue depth and ring, one after the other, up to what was asked for.
-//! 3. Trunk tiles, then the head: each pinned byte saves exactly one byte of reads a token.
-//! 4. Once all of that is resident, expert slots, at most as many as there are experts.
+//! 2. Prefill chunk, then reads in flight with a ring two tiles longer, then the ring, up to what was asked for.
+//! 3. The rest is divided between trunk tiles, the head behind them, and expert slots, so that a decoded token is expected to take
+//!    least time. A pinned byte saves a byte of reads a token; the bytes of a slot save at most as many, and only as far as the
+//!    curve of hits says. So trunk and head come first, unless experts are read so much more slowly that a hit is worth more.
 //!
-//! A step begins only when the one before it is complete, and within step 3 a larger budget pins a superset. So more memory
-//! never streams more.
+//! A step begins only when the one before it is complete, and a division is compared with all that a smaller budget allows. So
+//! more memory is never expected to take longer (but for policies that may hit less with more slots, as the curve says of them).
+
+use std::{cmp::Ordering, collections::BinaryHeap};
 
 use k3_shared::{
     ledger::{self, Choice, MIN_RING_SLOTS, Model, TileSet},
     tiles::TileClass,
 };
 
-use crate::cli::PinOrder;
+use crate::{
+    cli::PinOrder,
+    cost::{Cost, CostAt, CostModel, Depth, Reads},
+    curve::{Curve, Expected},
+};
 
 /// Fewest positions the context is lowered to: a short prompt and its answer.
 const MIN_CONTEXT: usize = 256;
@@ -22,6 +29,9 @@ const MIN_CONTEXT: usize = 256;
 const MIN_QUEUE_DEPTH: usize = 4;
 /// Smallest ring the planner goes down to by itself.
 const MIN_RING_BYTES: u64 = 64 << 20;
+
+/// Sizes tried for one budget beside the curve's series, at most.
+const MOST_TRIES: usize = 400;
 
 /// What was asked for.
 #[derive(Clone, Debug)]
@@ -34,6 +44,8 @@ pub struct Asks {
     pub threads: usize,
     /// Read requests in flight.
     pub queue_depth: usize,
+    /// Whether that depth was given by hand, and so is kept although a smaller one is as fast.
+    pub depth_by_hand: bool,
     /// Bytes of the ring, at most.
     pub ring_bytes: u64,
     /// Whether experts are checked against digests.
@@ -44,6 +56,27 @@ pub struct Asks {
     pub expert_slots: Option<usize>,
     /// Which tiles to pin first.
     pub pin_order: PinOrder,
+}
+
+/// How a budget was spent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spent {
+    /// The choices.
+    pub choice: Choice,
+    /// Policy and hits to expect.
+    pub expected: Expected,
+    /// What a decoded token costs.
+    pub cost: Cost,
+    /// Reads in flight it is counted with.
+    pub depth: Depth,
+}
+
+/// One division of what is left between trunk and slots.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    num_pinned: usize,
+    slots: usize,
+    cost: Cost,
 }
 
 /// What the planner may lower.
@@ -71,6 +104,10 @@ pub struct TooFewSlots {
 pub struct Spender<'a> {
     model: Model<'a>,
     asks: Asks,
+    curve: &'a Curve<'a>,
+    cost: &'a CostModel,
+    /// Reads in flight the planner goes through, ascending; the last is [`Asks::queue_depth`].
+    depths: Vec<usize>,
     /// Tiles that may be pinned or not, in the order they are.
     order: Vec<usize>,
     /// Sums over the order's prefixes and suffixes.
@@ -86,6 +123,8 @@ struct Cut {
     pinned_bytes: u64,
     /// Stored bytes after it.
     streamed_bytes: u64,
+    /// Payload bytes after it, which every token reads.
+    payload: u64,
     /// The largest tile after it.
     largest: u64,
     /// Tiles after it.
@@ -104,12 +143,55 @@ impl Cut {
     }
 }
 
+impl Cut {
+    /// Bytes of what is pinned, and of the ring for what streams.
+    fn held(&self, ring_bytes: u64) -> u64 {
+        self.pinned_bytes
+            .saturating_add(self.ring_bytes(ring_bytes))
+    }
+}
+
+/// Two sizes, and the least any division between them can cost.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    low: Split,
+    high: Split,
+    bound: Cost,
+}
+
+impl Ord for Gap {
+    /// The lowest bound is the greatest: a heap gives that first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let bounds = other.bound.compare(&self.bound);
+        bounds.then(other.low.slots.cmp(&self.low.slots))
+    }
+}
+
+impl PartialOrd for Gap {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Gap {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Gap {}
+
 impl<'a> Spender<'a> {
-    /// Prepare to spend on `model` what `asks` wants.
+    /// Prepare to spend on `model` what `asks` wants, with hits by `curve` and times by `cost`.
     ///
     /// # Errors
     /// If expert slots were asked for by hand, and too few.
-    pub fn new(model: Model<'a>, mut asks: Asks) -> Result<Self, TooFewSlots> {
+    pub fn new(
+        model: Model<'a>,
+        mut asks: Asks,
+        curve: &'a Curve<'a>,
+        cost: &'a CostModel,
+    ) -> Result<Self, TooFewSlots> {
         if let Some(slots) = asks.expert_slots {
             let slots = slots.min(model.num_experts());
             asks.expert_slots = Some(slots);
@@ -129,13 +211,80 @@ impl<'a> Spender<'a> {
         let order = pin_order(&model, asks.pin_order);
         let sums = cuts(&model, &order);
         let num_fixed = num_fixed(&sums, &asks);
-        Ok(Self {
+        let mut spender = Self {
             model,
             asks,
+            curve,
+            cost,
+            depths: Vec::new(),
             order,
             sums,
             num_fixed,
-        })
+        };
+        spender.depths = spender.worthwhile_depths();
+        if let Some(&deepest) = spender.depths.last() {
+            spender.asks.queue_depth = deepest;
+        }
+        Ok(spender)
+    }
+
+    /// The depths measured, or doublings, from the least to the one asked for, without those that would cost more than one before:
+    /// a deeper queue takes slots with it, and a policy may do worse with them.
+    fn worthwhile_depths(&self) -> Vec<usize> {
+        let (least, asked) = (self.least(1).queue_depth, self.asks.queue_depth);
+        let mut depths = self.cost.depths();
+        if depths.is_empty() {
+            depths = std::iter::successors(Some(least), |depth| depth.checked_mul(2)).collect();
+        }
+        depths.retain(|depth| (least + 1..asked).contains(depth));
+        if asked > least {
+            depths.push(asked);
+        }
+        let cost = |queue_depth| {
+            let settings = Settings {
+                queue_depth,
+                ring_bytes: self.ring_for(queue_depth),
+                ..self.asked()
+            };
+            self.split_cost(
+                &self.cost.at(self.depth_in_flight(&settings)),
+                self.num_fixed,
+                self.slots(&settings),
+            )
+        };
+        let mut kept = vec![least];
+        let mut last = cost(least);
+        for depth in depths {
+            let next = cost(depth);
+            let by_hand = self.asks.depth_by_hand && depth == asked;
+            if by_hand || next.compare(&last).is_le() {
+                kept.push(depth);
+                last = next;
+            }
+        }
+        kept
+    }
+
+    /// The ring for so many reads in flight: a tile each, one being multiplied and one just done with; as far as was asked for.
+    fn ring_for(&self, queue_depth: usize) -> u64 {
+        let tiles = (queue_depth as u64).saturating_add(2);
+        let ring = tiles.saturating_mul(self.fixed_cut().largest);
+        ring.max(MIN_RING_BYTES).min(self.asks.ring_bytes)
+    }
+
+    /// Reads in flight: of the trunk, as many as the ring has room for beside the tile in use.
+    fn depth_in_flight(&self, settings: &Settings) -> Depth {
+        let cut = self.fixed_cut();
+        let slots = cut.ring_bytes(settings.ring_bytes).checked_div(cut.largest);
+        let free = slots.map_or(usize::MAX, |slots| {
+            usize::try_from(slots)
+                .unwrap_or(usize::MAX)
+                .saturating_sub(1)
+        });
+        Depth {
+            trunk: settings.queue_depth.min(free).max(1),
+            experts: settings.queue_depth,
+        }
     }
 
     /// The model spent on.
@@ -164,27 +313,54 @@ impl<'a> Spender<'a> {
     }
 
     /// The choices for a budget; `None` if nothing fits.
-    pub fn spend(&self, budget: u64) -> Option<Choice> {
-        let mut settings = self.settings(budget)?;
+    pub fn spend(&self, budget: u64) -> Option<Spent> {
+        let settings = self.settings(budget)?;
         let asked = self.asked();
         let complete = settings.context == asked.context
             && settings.prefill_chunk == asked.prefill_chunk
             && settings.queue_depth == asked.queue_depth
             && self.fixed_cut().ring_bytes(settings.ring_bytes)
                 == self.fixed_cut().ring_bytes(asked.ring_bytes);
-        let mut num_pinned = self.num_fixed;
-        let mut slots = self.slots(&settings);
         if complete {
-            settings = asked;
-            if self.asks.pin_bytes.is_none() {
-                num_pinned = self.most_pinned(budget, &settings);
-            }
-            let resident = num_pinned == self.order.len() || self.asks.pin_bytes.is_some();
-            if resident && self.asks.expert_slots.is_none() {
-                slots = self.most_slots(budget, &settings, num_pinned, slots);
-            }
+            let split = self.best_split(budget, &asked)?;
+            return Some(self.spent(&asked, &split));
         }
-        Some(self.choice(&settings, num_pinned, slots))
+        let at = self.cost.at(self.depth_in_flight(&settings));
+        let slots = self.slots(&settings);
+        let split = Split {
+            num_pinned: self.num_fixed,
+            slots,
+            cost: self.split_cost(&at, self.num_fixed, slots),
+        };
+        Some(self.spent(&settings, &split))
+    }
+
+    /// As [`Self::spend`] with so many expert slots, nothing else by hand: what another division would have cost.
+    pub(crate) fn spend_with(&self, budget: u64, slots: usize) -> Option<Cost> {
+        let settings = self.asked();
+        let at = self.cost.at(self.depth_in_flight(&settings));
+        let base = self.base(&settings)?;
+        self.split(budget, &settings, &at, base, slots)
+            .map(|split| split.cost)
+    }
+
+    /// The curve hits are expected by.
+    pub(crate) fn curve(&self) -> &Curve<'a> {
+        self.curve
+    }
+
+    /// The model of cost.
+    pub(crate) fn cost(&self) -> &CostModel {
+        self.cost
+    }
+
+    fn spent(&self, settings: &Settings, split: &Split) -> Spent {
+        Spent {
+            choice: self.choice(settings, split.num_pinned, split.slots),
+            expected: self.curve.at(split.slots),
+            cost: split.cost,
+            depth: self.depth_in_flight(settings),
+        }
     }
 
     fn asked(&self) -> Settings {
@@ -233,63 +409,171 @@ impl<'a> Spender<'a> {
         if settings.prefill_chunk < asked.prefill_chunk {
             return Some(settings);
         }
-        settings.queue_depth = largest(settings.queue_depth, asked.queue_depth, |queue_depth| {
-            fits(&Settings {
+        for &queue_depth in &self.depths {
+            let deeper = Settings {
                 queue_depth,
+                ring_bytes: self.ring_for(queue_depth),
                 ..settings
-            })
-        });
-        if settings.queue_depth == asked.queue_depth {
-            let slot = self.fixed_cut().largest.max(1);
-            let slots = |bytes: u64| usize::try_from(bytes / slot).unwrap_or(usize::MAX);
-            let least = slots(settings.ring_bytes);
-            let ring = |slots: usize| (slots as u64).saturating_mul(slot);
-            let most = largest(least, slots(asked.ring_bytes), |slots| {
+            };
+            if !fits(&deeper) {
+                return Some(settings);
+            }
+            settings = deeper;
+        }
+        let slot = self.fixed_cut().largest.max(1);
+        let slots = |bytes: u64| usize::try_from(bytes / slot).unwrap_or(usize::MAX);
+        let ring = |slots: usize| (slots as u64).saturating_mul(slot);
+        let most = largest(
+            slots(settings.ring_bytes),
+            slots(asked.ring_bytes),
+            |slots| {
                 fits(&Settings {
                     ring_bytes: ring(slots),
                     ..settings
                 })
-            });
-            settings.ring_bytes = ring(most).max(settings.ring_bytes);
-        }
+            },
+        );
+        settings.ring_bytes = ring(most).max(settings.ring_bytes);
         Some(settings)
     }
 
-    /// Step 3: the longest prefix of the order that fits. Pinning the last of what streams frees the ring, so the total is no
-    /// monotone function of the prefix, and all are tried.
-    fn most_pinned(&self, budget: u64, settings: &Settings) -> usize {
-        let slots = self.slots(settings);
-        let nothing = &self.sums[0];
-        let Some(base) = self
-            .total_of(&self.choice(settings, 0, slots))
-            .map(|total| total - nothing.ring_bytes(settings.ring_bytes))
-        else {
-            return 0;
+    /// Step 3: the division that costs least; of equal ones, that with fewest slots, filled up.
+    ///
+    /// Branch and bound over the number of slots: between two sizes no division costs less than the tiles pinned beside the smaller
+    /// with the hits of the larger would. The gap with the lowest bound is halved until no bound is below the best found.
+    fn best_split(&self, budget: u64, settings: &Settings) -> Option<Split> {
+        let at = self.cost.at(self.depth_in_flight(settings));
+        let base = self.base(settings)?;
+        let least = self.slots(settings);
+        let try_slots = |slots| self.split(budget, settings, &at, base, slots);
+        let first = try_slots(least)?;
+        if self.asks.expert_slots.is_some() {
+            return Some(first);
+        }
+        let most = self.most_slots(budget, base, least);
+        let between = |size: &&usize| (least + 1..most).contains(*size);
+        let sizes = self.curve.series().iter().filter(between).copied();
+        let ends: Vec<Split> = std::iter::once(first)
+            .chain(
+                sizes
+                    .chain((most > least).then_some(most))
+                    .filter_map(try_slots),
+            )
+            .collect();
+        let better = |a: Split, b: &Split| {
+            if b.cost.compare(&a.cost).is_lt() {
+                *b
+            } else {
+                a
+            }
         };
-        let fits = |cut: &Cut| {
-            base.checked_add(cut.pinned_bytes)
-                .and_then(|sum| sum.checked_add(cut.ring_bytes(settings.ring_bytes)))
-                .is_some_and(|total| total <= budget)
+        let mut best = ends.iter().fold(first, better);
+        let gap = |low: &Split, high: &Split| Gap {
+            low: *low,
+            high: *high,
+            bound: self.split_cost(&at, low.num_pinned, high.slots),
         };
-        self.sums.iter().rposition(fits).unwrap_or(0)
+        let pairs = ends.iter().zip(ends.iter().skip(1));
+        let mut gaps: BinaryHeap<Gap> = pairs.map(|(low, high)| gap(low, high)).collect();
+        for _ in 0..MOST_TRIES {
+            let Some(lowest) = gaps
+                .pop()
+                .filter(|gap| gap.bound.compare(&best.cost).is_lt())
+            else {
+                break;
+            };
+            let middle = usize::midpoint(lowest.low.slots, lowest.high.slots);
+            if middle == lowest.low.slots {
+                continue;
+            }
+            if let Some(split) = try_slots(middle) {
+                best = better(best, &split);
+                gaps.push(gap(&lowest.low, &split));
+                gaps.push(gap(&split, &lowest.high));
+            }
+        }
+        // What is left over may hold more experts at no cost.
+        let spent = base
+            .checked_add(self.sums[best.num_pinned].held(settings.ring_bytes))?
+            .checked_add(self.slot_bytes(best.slots - least)?)?;
+        let more = self.slots_in(budget.saturating_sub(spent));
+        let full = best
+            .slots
+            .saturating_add(more)
+            .min(self.model.num_experts());
+        Some(match try_slots(full) {
+            Some(full) if full.cost.compare(&best.cost).is_le() => full,
+            _ => best,
+        })
     }
 
-    /// Step 4: what is left, in slots.
-    fn most_slots(
+    /// The most slots that fit with as little of the trunk held as can be.
+    fn most_slots(&self, budget: u64, base: u64, least: usize) -> usize {
+        let settings = self.asked();
+        let held = match self.asks.pin_bytes {
+            Some(_) => Some(self.fixed_cut().held(settings.ring_bytes)),
+            None => self
+                .sums
+                .iter()
+                .map(|cut| cut.held(settings.ring_bytes))
+                .min(),
+        };
+        let left = budget.saturating_sub(base.saturating_add(held.unwrap_or(0)));
+        least
+            .saturating_add(self.slots_in(left))
+            .min(self.model.num_experts().max(least))
+    }
+
+    fn slots_in(&self, bytes: u64) -> usize {
+        let slots = bytes / self.model.expert_slot_bytes().max(1);
+        usize::try_from(slots).unwrap_or(usize::MAX)
+    }
+
+    fn slot_bytes(&self, slots: usize) -> Option<u64> {
+        self.model.expert_slot_bytes().checked_mul(slots as u64)
+    }
+
+    /// The longest prefix of the order that fits beside `slots` slots, and what that costs. Pinning the last of what streams frees
+    /// the ring, so the total is no monotone function of the prefix, and all are tried.
+    fn split(
         &self,
         budget: u64,
         settings: &Settings,
-        num_pinned: usize,
-        least: usize,
-    ) -> usize {
-        let spent = self.total_of(&self.choice(settings, num_pinned, least));
-        let left = budget.saturating_sub(spent.unwrap_or(budget));
-        let more = left / self.model.expert_slot_bytes().max(1);
-        usize::try_from(more)
-            .unwrap_or(usize::MAX)
-            .saturating_add(least)
-            .min(self.model.num_experts())
-            .max(least)
+        at: &CostAt,
+        base: u64,
+        slots: usize,
+    ) -> Option<Split> {
+        let more = slots.checked_sub(self.slots(settings))?;
+        let with_slots = self.slot_bytes(more)?.checked_add(base)?;
+        let fits = |cut: &Cut| {
+            with_slots
+                .checked_add(cut.held(settings.ring_bytes))
+                .is_some_and(|total| total <= budget)
+        };
+        let num_pinned = match self.asks.pin_bytes {
+            Some(_) => Some(self.num_fixed).filter(|&fixed| fits(&self.sums[fixed])),
+            None => self.sums.iter().rposition(fits),
+        }?;
+        Some(Split {
+            num_pinned,
+            slots,
+            cost: self.split_cost(at, num_pinned, slots),
+        })
+    }
+
+    fn split_cost(&self, at: &CostAt, num_pinned: usize, slots: usize) -> Cost {
+        let expert = self.model.config.moe.expert_bytes() as f64;
+        at.cost(Reads {
+            trunk_bytes: self.sums[num_pinned].payload as f64,
+            expert_bytes: self.curve.at(slots).hits.missed_per_token() * expert,
+        })
+    }
+
+    /// Everything but the trunk, its ring, and slots above the fewest; `None` past 64 bits.
+    fn base(&self, settings: &Settings) -> Option<u64> {
+        let nothing = &self.sums[0];
+        let total = self.total_of(&self.choice(settings, 0, self.slots(settings)))?;
+        Some(total - nothing.ring_bytes(settings.ring_bytes))
     }
 
     fn fixed_cut(&self) -> &Cut {
@@ -410,6 +694,8 @@ fn cuts(model: &Model<'_>, order: &[usize]) -> Vec<Cut> {
         let after = cuts[at + 1];
         let cut = &mut cuts[at];
         cut.streamed_bytes = after.streamed_bytes.saturating_add(*size);
+        let raw = model.tiles[order[at]].raw_bytes();
+        cut.payload = after.payload.saturating_add(raw);
         cut.largest = after.largest.max(*size);
         cut.num_streamed = after.num_streamed + 1;
     }

@@ -34,10 +34,10 @@ pub struct Predicted {
     pub seconds_per_token: Option<f64>,
 }
 
-/// What was measured of the machine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// What was measured of the machine, or given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Sequential direct reads.
+    /// Sequential direct reads of the trunk, as this plan makes them: its `read_bytes` and `queue_depth`.
     pub disk_bytes_per_second: Option<f64>,
     /// Streaming reads from memory, all threads.
     pub memory_bytes_per_second: Option<f64>,
@@ -45,6 +45,57 @@ pub struct Probe {
     pub flops_per_second: Option<f64>,
     /// When, `YYYY-MM-DD`.
     pub date: String,
+    /// Direct reads of one expert each, at random places of the shards, as this plan makes them.
+    #[serde(default)]
+    pub random_bytes_per_second: Option<f64>,
+    /// The request size that the sweep chose.
+    #[serde(default)]
+    pub read_bytes: Option<u64>,
+    /// The requests in flight that the sweep chose.
+    #[serde(default)]
+    pub queue_depth: Option<usize>,
+    /// Everything the sweep measured.
+    #[serde(default)]
+    pub sweep: Vec<SweepCell>,
+    /// The speed of each device by itself, at the size and depth chosen.
+    #[serde(default)]
+    pub devices: Vec<DeviceSpeed>,
+}
+
+/// How a disk is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReadKind {
+    /// Tiles of the trunk in order of use.
+    Sequential,
+    /// Whole experts in no order.
+    Random,
+}
+
+/// One combination that a sweep measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SweepCell {
+    /// What was read.
+    pub kind: ReadKind,
+    /// Bytes of one read: a request of a tile, or a whole expert widened to 4096 at both ends.
+    pub read_bytes: u64,
+    /// Reads in flight.
+    pub depth: usize,
+    /// The median of the rounds; over all devices, as a run meets them.
+    pub bytes_per_second: f64,
+}
+
+/// What one device does alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceSpeed {
+    /// A folder on it.
+    pub folder: PathBuf,
+    /// Its number (`st_dev`).
+    pub device: u64,
+    /// What was read.
+    pub kind: ReadKind,
+    /// The median of the rounds.
+    pub bytes_per_second: f64,
 }
 
 /// The machine the plan was made on.

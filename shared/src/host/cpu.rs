@@ -36,6 +36,21 @@ pub(super) fn usable_cores(root: &Path) -> Result<usize, HostError> {
     Ok(cores.len())
 }
 
+/// The processor's name as the kernel prints it; the architecture where it prints none.
+pub(super) fn model(root: &Path) -> String {
+    const KEYS: [&str; 4] = ["model name", "Model", "cpu model", "uarch"];
+    let text = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let value = |key: &str| {
+        text.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            (name.trim() == key).then(|| value.trim().to_owned())
+        })
+    };
+    KEYS.into_iter()
+        .find_map(value)
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
 /// `0-3,8,10-11`; `None` if it is no such list.
 fn parse_list(text: &str) -> Option<BTreeSet<u32>> {
     let mut list = BTreeSet::new();
@@ -54,6 +69,16 @@ fn parse_list(text: &str) -> Option<BTreeSet<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_processor_is_known_by_its_name_or_its_architecture() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(model(dir.path()), std::env::consts::ARCH);
+        fs::create_dir(dir.path().join("proc")).unwrap();
+        let cpuinfo = "processor\t: 0\nmodel\t\t: 2\nmodel name\t: ACME 9000 @ 2.4GHz\n";
+        fs::write(dir.path().join("proc/cpuinfo"), cpuinfo).unwrap();
+        assert_eq!(model(dir.path()), "ACME 9000 @ 2.4GHz");
+    }
 
     #[test]
     fn processor_lists_are_read() {

@@ -85,7 +85,8 @@ impl Fixture {
 
     /// Plan with these flags; what came out may be a refusal.
     pub fn try_plan(&self, flags: &[&str]) -> (Outcome, Vec<u8>) {
-        let mut line = vec!["k3-plan".into(), "-q".into(), "--model".into()];
+        let mut line = vec!["k3-plan".into(), "-q".into()];
+        line.extend(["--probe-cache".into(), "none".into(), "--model".into()]);
         line.push(self.model.clone().into_os_string());
         line.extend(["--trunk".into(), self.trunk.clone().into_os_string()]);
         line.extend(flags.iter().map(Into::into));

@@ -117,7 +117,8 @@ pub fn changed(change: impl FnOnce(&Fixture)) -> Fixture {
 
 /// Why k3-plan does not plan this.
 pub fn plan_error(fixture: &Fixture, flags: &[&str]) -> String {
-    let mut line = vec!["k3-plan".into(), "-q".into(), "--model".into()];
+    let mut line = vec!["k3-plan".into(), "-q".into()];
+    line.extend(["--probe-cache".into(), "none".into(), "--model".into()]);
     line.push(fixture.model.clone().into_os_string());
     line.extend(["--trunk".into(), fixture.trunk.clone().into_os_string()]);
     line.extend(flags.iter().map(Into::into));

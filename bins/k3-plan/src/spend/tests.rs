@@ -2,11 +2,15 @@
 
 use super::*;
 use k3_shared::{
+    cache::PolicyKind,
     config::Config,
+    formats::plan::Probe,
     release,
     tiles::{DEFAULT_TILE_BYTES, TileSpec, as_released, trunk_tiles},
 };
 use proptest::prelude::*;
+
+mod splits;
 
 const TINY: &str = include_str!("../../tests/tiny.config.json");
 
@@ -46,7 +50,31 @@ impl Owned {
     }
 
     fn spender(&self, asks: Asks) -> Spender<'_> {
-        Spender::new(self.model(), asks).unwrap()
+        self.try_spender(asks).unwrap()
+    }
+
+    /// By bytes alone, all experts being equally likely.
+    fn try_spender(&self, asks: Asks) -> Result<Spender<'_>, TooFewSlots> {
+        let policies = vec![PolicyKind::LayerDistance];
+        let curve = Curve::new(self.model(), None, policies, usize::MAX);
+        self.spender_by(asks, curve, None)
+    }
+
+    fn spender_by<'a>(
+        &'a self,
+        asks: Asks,
+        curve: Curve<'a>,
+        probe: Option<Probe>,
+    ) -> Result<Spender<'a>, TooFewSlots> {
+        let model = self.model();
+        let cost = CostModel::new(&model, probe, 4 << 20);
+        // Kept for the rest of the test.
+        Spender::new(
+            model,
+            asks,
+            Box::leak(Box::new(curve)),
+            Box::leak(Box::new(cost)),
+        )
     }
 }
 
@@ -56,12 +84,17 @@ fn asks() -> Asks {
         prefill_chunk: 64,
         threads: 8,
         queue_depth: 8,
+        depth_by_hand: false,
         ring_bytes: 256 << 20,
         verify_experts: false,
         pin_bytes: None,
         expert_slots: None,
         pin_order: PinOrder::Sequence,
     }
+}
+
+fn spend(spender: &Spender<'_>, budget: u64) -> Option<Choice> {
+    spender.spend(budget).map(|spent| spent.choice)
 }
 
 fn total(spender: &Spender<'_>, choice: &Choice) -> u64 {
@@ -76,11 +109,11 @@ fn streamed(spender: &Spender<'_>, choice: &Choice) -> u64 {
 /// The smallest budget is exact, and as good as it says.
 fn assert_exact(spender: &Spender<'_>) {
     let least = spender.smallest().unwrap();
-    let choice = spender.spend(least).unwrap();
+    let choice = spend(spender, least).unwrap();
     assert!(total(spender, &choice) <= least);
-    assert_eq!(spender.spend(least - 1), None);
+    assert_eq!(spend(spender, least - 1), None);
     let floor = spender.floor().unwrap();
-    let choice = spender.spend(floor).unwrap();
+    let choice = spend(spender, floor).unwrap();
     assert_eq!(choice.context, spender.asks.context);
     assert_eq!(total(spender, &choice), floor);
 }
@@ -115,7 +148,7 @@ fn twelve_budgets_of_the_release_fit_and_never_stream_more() {
                 reason = "small positive numbers"
             )]
             let budget = (giga * 1e9) as u64;
-            let choice = spender.spend(budget).unwrap();
+            let choice = spend(&spender, budget).unwrap();
             assert!(total(&spender, &choice) <= budget);
             // Nothing worth having is left over: no tile and no slot would still fit.
             let slack = budget - total(&spender, &choice);
@@ -133,15 +166,15 @@ fn expert_slots_come_only_when_the_trunk_is_resident() {
     let release = Owned::release();
     let spender = release.spender(asks());
     let resident = spender.all_resident().unwrap();
-    let before = spender.spend(resident - 1).unwrap();
+    let before = spend(&spender, resident - 1).unwrap();
     assert!(streamed(&spender, &before) > 0);
     assert_eq!(before.expert_slots, 24);
-    let at = spender.spend(resident).unwrap();
+    let at = spend(&spender, resident).unwrap();
     assert_eq!((streamed(&spender, &at), at.expert_slots), (0, 24));
     assert_eq!(at.stream_buffer_bytes, 0);
-    let more = spender.spend(resident + 17_551_360).unwrap();
+    let more = spend(&spender, resident + 17_551_360).unwrap();
     assert_eq!(more.expert_slots, 25);
-    let all = spender.spend(u64::MAX).unwrap();
+    let all = spend(&spender, u64::MAX).unwrap();
     assert_eq!(all.expert_slots, 82_432);
 }
 
@@ -150,11 +183,11 @@ fn tiles_are_pinned_from_the_first_layer_on_and_the_head_last() {
     let release = Owned::release();
     let spender = release.spender(asks());
     let last_tile = release.tiles.len() - 1;
-    let ranges = spender.spend(32_000_000_000).unwrap().pinned.to_ranges();
+    let ranges = spend(&spender, 32_000_000_000).unwrap().pinned.to_ranges();
     assert_eq!(ranges.len(), 2);
     assert_eq!(ranges[0][0], 0);
     assert_eq!(release.tiles[ranges[1][0]].class(), TileClass::Final);
-    let nearly = spender.spend(spender.all_resident().unwrap() - 1).unwrap();
+    let nearly = spend(&spender, spender.all_resident().unwrap() - 1).unwrap();
     assert!(!nearly.pinned.contains(last_tile));
     assert!(nearly.pinned.contains(0));
 }
@@ -180,14 +213,14 @@ fn settings_are_lowered_before_the_context_and_the_context_before_refusing() {
     let release = Owned::release();
     let spender = release.spender(asks());
     let floor = spender.floor().unwrap();
-    let tight = spender.spend(floor).unwrap();
+    let tight = spend(&spender, floor).unwrap();
     assert_eq!(
         (tight.context, tight.prefill_chunk, tight.queue_depth),
         (4096, 1, 4)
     );
-    let tighter = spender.spend(floor - 1).unwrap();
+    let tighter = spend(&spender, floor - 1).unwrap();
     assert_eq!(tighter.context, 4095);
-    let wide = spender.spend(floor + 30_000_000).unwrap();
+    let wide = spend(&spender, floor + 30_000_000).unwrap();
     assert!(wide.prefill_chunk > 1 && wide.prefill_chunk < 64);
     assert_eq!(wide.queue_depth, 4);
 }
@@ -200,7 +233,7 @@ fn a_split_by_hand_is_kept() {
         expert_slots: Some(100),
         ..asks()
     });
-    let choice = spender.spend(64_000_000_000).unwrap();
+    let choice = spend(&spender, 64_000_000_000).unwrap();
     assert_eq!(choice.expert_slots, 100);
     let trunk = 108_811_877_376 + 2_348_810_240 - streamed(&spender, &choice);
     assert!((9_980_000_000..=10_000_000_000).contains(&trunk), "{trunk}");
@@ -210,7 +243,7 @@ fn a_split_by_hand_is_kept() {
         pin_bytes: Some(0),
         ..asks()
     });
-    let choice = pin_only.spend(32_000_000_000).unwrap();
+    let choice = spend(&pin_only, 32_000_000_000).unwrap();
     assert_eq!(choice.pinned.count(), 1);
     assert!(choice.expert_slots > 1700);
 
@@ -218,7 +251,7 @@ fn a_split_by_hand_is_kept() {
         expert_slots: Some(1500),
         ..asks()
     });
-    let choice = slots_only.spend(32_000_000_000).unwrap();
+    let choice = spend(&slots_only, 32_000_000_000).unwrap();
     assert_eq!(choice.expert_slots, 1500);
     assert!(choice.pinned.count() > 1);
 }
@@ -227,13 +260,10 @@ fn a_split_by_hand_is_kept() {
 fn row_43_too_few_slots_by_hand_are_refused_and_few_lower_the_depth() {
     let release = Owned::release();
     let with = |slots| {
-        Spender::new(
-            release.model(),
-            Asks {
-                expert_slots: Some(slots),
-                ..asks()
-            },
-        )
+        release.try_spender(Asks {
+            expert_slots: Some(slots),
+            ..asks()
+        })
     };
     assert!(with(19).is_err());
     assert_eq!(with(20).unwrap().asks().queue_depth, 4);
@@ -249,14 +279,14 @@ fn wishes_past_64_bits_do_not_fit_rather_than_wrap() {
         ring_bytes: u64::MAX,
         ..asks()
     });
-    assert!(spender.spend(32_000_000_000).is_some());
+    assert!(spend(&spender, 32_000_000_000).is_some());
     assert_exact(&spender);
     let spender = release.spender(Asks {
         threads: usize::MAX,
         ..asks()
     });
     assert_eq!(spender.smallest(), None);
-    assert_eq!(spender.spend(u64::MAX), None);
+    assert_eq!(spend(&spender, u64::MAX), None);
 }
 
 #[test]
@@ -264,7 +294,7 @@ fn a_model_without_routed_experts_needs_no_slots() {
     let tiny = Owned::tiny(1, DEFAULT_TILE_BYTES);
     let spender = tiny.spender(asks());
     assert_exact(&spender);
-    assert_eq!(spender.spend(1 << 40).unwrap().expert_slots, 0);
+    assert_eq!(spend(&spender, 1 << 40).unwrap().expert_slots, 0);
 }
 
 fn any_asks() -> impl Strategy<Value = Asks> {
@@ -289,6 +319,7 @@ fn any_asks() -> impl Strategy<Value = Asks> {
                 prefill_chunk,
                 threads,
                 queue_depth,
+                depth_by_hand: false,
                 ring_bytes,
                 verify_experts,
                 pin_bytes,
@@ -313,7 +344,7 @@ proptest! {
         mut budgets in prop::collection::vec(0u64..80_000_000, 12),
     ) {
         let tiny = Owned::tiny(layers, tile_bytes);
-        let Ok(spender) = Spender::new(tiny.model(), asks.clone()) else {
+        let Ok(spender) = tiny.try_spender(asks.clone()) else {
             return Ok(());
         };
         assert_exact(&spender);
@@ -321,7 +352,7 @@ proptest! {
         budgets.sort_unstable();
         let mut last = u64::MAX;
         for budget in budgets {
-            let Some(choice) = spender.spend(budget) else {
+            let Some(choice) = spend(&spender, budget) else {
                 prop_assert!(budget < least);
                 continue;
             };
