@@ -15,13 +15,13 @@ use super::tile::{
 };
 
 /// Vectors that one decoding of a pair of rows serves, at most.
-const TOKENS: usize = 16;
+const TOKENS: usize = 32;
 /// Blocks of inputs of a visit, at most.
-const INPUTS: usize = 48;
+const INPUTS: usize = 64;
 /// Pairs of rows of a group.
-const PAIRS: usize = 12;
+const PAIRS: usize = 24;
 /// Sets of up to [`TOKENS`] vectors whose sums are kept.
-const SETS: usize = 5;
+const SETS: usize = 2;
 /// How far ahead of the block in hand a row's bytes are asked for.
 const AHEAD: usize = 1024;
 
@@ -45,13 +45,15 @@ pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     let num_tokens = x.num_rows();
     let mut scratch = Scratch::new();
     let rows = PAIRS * ROWS;
-    for first_token in (0..num_tokens).step_by(SETS * TOKENS) {
+    // As few runs of vectors as can be, of nearly equal sizes.
+    let runs = num_tokens.div_ceil(SETS * TOKENS);
+    for run in 0..runs {
         for (first_row, out) in (0..).step_by(rows).zip(out.chunks_mut(rows * num_tokens)) {
             let area = Area {
                 w,
                 x,
                 rows: first_row..first_row + out.len() / num_tokens,
-                tokens: first_token..num_tokens.min(first_token + SETS * TOKENS),
+                tokens: run * num_tokens / runs..(run + 1) * num_tokens / runs,
             };
             area.multiply(&mut scratch);
             area.finish(&scratch, out);

@@ -28,7 +28,7 @@ use std::arch::x86_64::{
 
 use super::super::activations::{BLOCK, BlockLines, LANES, Line};
 use super::super::weights::{GROUP, SCALES};
-use super::{Lanes, dense_line, load, mxfp4_lines};
+use super::{Lanes, dense_line, load, mxfp4_lines, mxfp4_scaled_lines};
 
 /// Rows that pass together.
 pub(super) const ROWS: usize = 2;
@@ -107,27 +107,25 @@ pub(super) fn mxfp4(
     x: Vectors<'_>,
     results: Results<'_>,
 ) {
-    let mut scalable = in_range;
+    let groups = packed.map(|bytes| bytes.as_chunks::<{ GROUP / 2 }>().0);
     let mut factors = [[0.0; GROUPS]; ROWS];
     let mut w = [[_mm512_setzero_ps(); LINES]; ROWS];
-    for r in 0..ROWS {
-        for g in 0..GROUPS {
-            scalable &= SCALES.contains(&scale[r][g]);
-            factors[r][g] = table[usize::from(scale[r][g])];
-            [w[r][2 * g], w[r][2 * g + 1]] = mxfp4_lines(&packed[r].as_chunks().0[g]);
+    if in_range && scale.iter().all(|scale| scale.iter().all(|byte| SCALES.contains(byte))) {
+        for r in 0..ROWS {
+            for g in 0..GROUPS {
+                [w[r][2 * g], w[r][2 * g + 1]] = mxfp4_scaled_lines(&groups[r][g], scale[r][g]);
+            }
         }
-    }
-    if !scalable {
-        return meet::<FACTORS>(&w, &factors, x, results);
-    }
-    for r in 0..ROWS {
-        for g in 0..GROUPS {
-            let factor = _mm512_set1_ps(factors[r][g]);
-            w[r][2 * g] = _mm512_mul_ps(w[r][2 * g], factor);
-            w[r][2 * g + 1] = _mm512_mul_ps(w[r][2 * g + 1], factor);
+        meet::<SCALED>(&w, &factors, x, results);
+    } else {
+        for r in 0..ROWS {
+            for g in 0..GROUPS {
+                [w[r][2 * g], w[r][2 * g + 1]] = mxfp4_lines(&groups[r][g]);
+                factors[r][g] = table[usize::from(scale[r][g])];
+            }
         }
+        meet::<FACTORS>(&w, &factors, x, results);
     }
-    meet::<SCALED>(&w, &factors, x, results);
 }
 
 /// Leaves the block sums of every vector, and carries those of the block before.
