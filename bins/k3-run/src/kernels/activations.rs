@@ -102,7 +102,9 @@ impl Activations {
         self.blocks
             .par_chunks_exact_mut(per_row)
             .zip(rows)
-            .for_each(|(into, &row)| into[..src.blocks_per_row()].copy_from_slice(src.row(row as usize)));
+            .for_each(|(into, &row)| {
+                into[..src.blocks_per_row()].copy_from_slice(src.row(row as usize))
+            });
     }
 
     /// How many vectors there are (`T`).
@@ -219,5 +221,54 @@ mod tests {
         assert_eq!(restored(&y, 0)[..2], [5.0, 6.0]);
         assert_eq!(restored(&y, 1)[..2], [1.0, 2.0]);
         assert_eq!(restored(&y, 2)[..2], [5.0, 6.0]);
+    }
+
+    /// Whether two vectors are, of which the second has these values and `gather` took both.
+    fn known_in_range(values: &[f32]) -> bool {
+        let (mut x, mut y) = (Activations::new(), Activations::new());
+        let both = [vec![1.0; values.len()], values.to_vec()].concat();
+        x.fill(&both, values.len());
+        y.gather(&x, &[1, 0, 1]);
+        assert_eq!(x.are_in_range(), y.are_in_range());
+        x.are_in_range()
+    }
+
+    #[test]
+    fn the_range_is_zero_or_two_to_the_minus_62_to_below_two_to_the_64() {
+        let (least, past) = (2f32.powi(-62), 2f32.powi(64));
+        for good in [
+            0.0,
+            -0.0,
+            least,
+            -least,
+            1.0,
+            past.next_down(),
+            -past.next_down(),
+        ] {
+            assert!(known_in_range(&[1.0, good, 0.0]), "{good:e}");
+        }
+        let bad = [
+            least.next_down(),
+            past,
+            f32::from_bits(1),
+            f32::INFINITY,
+            f32::NAN,
+        ];
+        for bad in bad.into_iter().flat_map(|bad| [bad, -bad]) {
+            for at in 0..40 {
+                let mut values = [1.0; 40];
+                values[at] = bad;
+                assert!(!known_in_range(&values), "{bad:e} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_known_of_earlier_vectors_is_forgotten() {
+        let mut x = Activations::new();
+        for (value, known) in [(1.0, true), (f32::MAX, false), (2.0, true)] {
+            x.fill(&[value; 6], 3);
+            assert_eq!(x.are_in_range(), known, "{value:e}");
+        }
     }
 }

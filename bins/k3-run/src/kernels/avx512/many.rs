@@ -10,9 +10,7 @@ use std::ops::Range;
 
 use super::super::activations::{Activations, BLOCK};
 use super::super::weights::{Weights, half_factors};
-use super::tile::{
-    self, GROUPS, NO_PARTS, NO_SUMS, Parts, ROWS, Results, Sums, Vectors, carry,
-};
+use super::tile::{self, GROUPS, NO_PARTS, NO_SUMS, Parts, ROWS, Results, Sums, Vectors, carry};
 
 /// Vectors that one decoding of a pair of rows serves, at most.
 const TOKENS: usize = 32;

@@ -12,7 +12,10 @@
 //! - f32: one permutation.
 //!
 //! So a weight costs less to decode than to load unpacked, and no body unpacks weights into memory.
+//!
+//! Bodies: [`one`] vector, MXFP4 with a [`few`], everything else with [`many`].
 
+mod few;
 mod many;
 mod one;
 mod tile;
@@ -33,8 +36,16 @@ use super::weights::{GROUP, SCALES, TWICE_E2M1, Weights};
 /// `out[row][t] = w[row] . x[t]` on this thread.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
-    match x.num_rows() {
-        1 => one::matvec(w, x, out),
+    match (x.num_rows(), w) {
+        (1, _) => one::matvec(w, x, out),
+        (
+            ..=few::MOST,
+            Weights::Mxfp4 {
+                packed,
+                scale,
+                nan_scales,
+            },
+        ) => few::mxfp4(packed, scale, nan_scales, x, out),
         _ => many::matmul(w, x, out),
     }
 }

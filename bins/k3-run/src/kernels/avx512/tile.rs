@@ -110,7 +110,11 @@ pub(super) fn mxfp4(
     let groups = packed.map(|bytes| bytes.as_chunks::<{ GROUP / 2 }>().0);
     let mut factors = [[0.0; GROUPS]; ROWS];
     let mut w = [[_mm512_setzero_ps(); LINES]; ROWS];
-    if in_range && scale.iter().all(|scale| scale.iter().all(|byte| SCALES.contains(byte))) {
+    if in_range
+        && scale
+            .iter()
+            .all(|scale| scale.iter().all(|byte| SCALES.contains(byte)))
+    {
         for r in 0..ROWS {
             for g in 0..GROUPS {
                 [w[r][2 * g], w[r][2 * g + 1]] = mxfp4_scaled_lines(&groups[r][g], scale[r][g]);
@@ -146,7 +150,12 @@ fn meet<const FORM: u8>(
         let x = unsafe { [x.block(2 * i), x.block(2 * i + 1)] };
         pass::<FORM, 2>(w, factors, x, parts, due);
     }
-    for (parts, due) in last.as_chunks_mut().0.iter_mut().zip(last_due.as_chunks_mut().0) {
+    for (parts, due) in last
+        .as_chunks_mut()
+        .0
+        .iter_mut()
+        .zip(last_due.as_chunks_mut().0)
+    {
         // SAFETY: the last vector.
         let x = unsafe { [x.block(count - 1)] };
         pass::<FORM, 1>(w, factors, x, parts, due);
