@@ -71,7 +71,7 @@ pub struct Cli {
     #[arg(long, value_name = "SIZE")]
     pub expert_mem: Option<Bytes>,
     /// Replacement policy of the expert slots.
-    #[arg(long, value_name = "NAME", default_value = "layer-distance", value_parser = engine_policy)]
+    #[arg(long, value_name = "NAME", default_value_t = PolicyKind::DEFAULT, value_parser = engine_policy)]
     pub cache_policy: PolicyKind,
     /// Expect the hit rate that this trace of an earlier run gives with the planned slots and policy.
     #[arg(long, value_name = "FILE")]

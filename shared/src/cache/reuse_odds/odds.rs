@@ -1,0 +1,136 @@
+//! How likely an expert is to be asked for when its layer's turn comes, learned by classes of what is known of it.
+
+use super::super::{Geometry, Key};
+
+/// Patterns of recent turns: four groups of turns, each with a request or without.
+const PATTERNS: usize = 16;
+/// Orders of magnitude of the count: 0, 1, 2-3, 4-7, ... 64 and more.
+const MAGNITUDES: usize = 8;
+/// What can be told apart of an expert's past.
+pub(super) const CLASSES: usize = PATTERNS * MAGNITUDES;
+
+/// Turns of a layer after which its counts are halved, so that they follow the text.
+const HALVING: u32 = 64;
+/// Weight of the assumed odds, in experts seen: nothing beside the 1,472 requests of one token.
+const ASSUMED: f32 = 20.0;
+/// What was learned fades by this factor a turn of any layer: half is left after 6,931, 75 tokens of 92 layers.
+const FADING: f32 = 0.9999;
+
+/// Bit 0 is the turn in progress, bit n the nth before it.
+const TURNS: u16 = 0b1_1111_1111;
+
+/// The odds of each class, and what every expert's class is made from.
+#[derive(Debug)]
+pub(super) struct Odds {
+    experts: usize,
+    /// `[keys]`: the turns of its layer in which the expert was asked for, as [`TURNS`] says.
+    turns: Vec<u16>,
+    /// `[keys]`: turns it was asked for in, halved now and then; not that in progress.
+    counts: Vec<u8>,
+    /// `[layers]`: turns that are over.
+    passed: Vec<u32>,
+    /// `[layers, CLASSES]`: how many experts of the layer are in the class.
+    standing: Vec<u32>,
+    /// `[CLASSES]`: experts that stood in the class when their layer's turn came, and those of them that were asked for.
+    stood: [f32; CLASSES],
+    asked: [f32; CLASSES],
+    /// `[CLASSES]`: their quotient as of the last turn.
+    odds: [f32; CLASSES],
+    /// `[CLASSES]`: the odds before anything is learned.
+    assumed: [f32; CLASSES],
+}
+
+fn class_of(turns: u16, count: u8) -> usize {
+    let group = |turns_ago: u16, bit: usize| usize::from(turns & turns_ago != 0) << bit;
+    let pattern = group(0b10, 0) | group(0b100, 1) | group(0b1_1000, 2) | group(0b1_1110_0000, 3);
+    let magnitude = (u8::BITS - count.leading_zeros()) as usize;
+    magnitude.min(MAGNITUDES - 1) * PATTERNS + pattern
+}
+
+/// Of two turns the later counts more, and each magnitude of the count a little.
+fn assumed(class: usize) -> f32 {
+    let (magnitude, pattern) = (class / PATTERNS, class % PATTERNS);
+    let recent = [0.2, 0.1, 0.05, 0.025].into_iter().enumerate();
+    let recent = recent.filter(|(bit, _)| pattern >> bit & 1 == 1);
+    0.02 + 0.05 * magnitude as f32 + recent.map(|(_, odds)| odds).sum::<f32>()
+}
+
+impl Odds {
+    pub(super) fn new(geometry: Geometry) -> Self {
+        let (layers, experts, keys) = (geometry.layers(), geometry.experts(), geometry.keys());
+        let mut standing = vec![0; layers * CLASSES];
+        for layer in standing.chunks_exact_mut(CLASSES) {
+            layer[0] = geometry.experts;
+        }
+        Self {
+            experts,
+            turns: vec![0; keys],
+            counts: vec![0; keys],
+            passed: vec![0; layers],
+            standing,
+            stood: [0.0; CLASSES],
+            asked: [0.0; CLASSES],
+            odds: std::array::from_fn(assumed),
+            assumed: std::array::from_fn(assumed),
+        }
+    }
+
+    /// The odds of a class.
+    pub(super) fn of(&self, class: usize) -> f32 {
+        self.odds[class]
+    }
+
+    /// The class that `key` stands in at its layer's next turn, or at the one in progress.
+    pub(super) fn class(&self, key: Key) -> usize {
+        class_of(self.turns[key.get()], self.counts[key.get()])
+    }
+
+    /// The class of `key` once the turn in progress is over.
+    pub(super) fn next_class(&self, key: Key) -> usize {
+        let turns = self.turns[key.get()];
+        let count = self.counts[key.get()].saturating_add((turns & 1) as u8);
+        class_of(turns << 1 & TURNS, count)
+    }
+
+    /// A turn of `layer` begins.
+    pub(super) fn start(&mut self, layer: usize) {
+        let standing = &self.standing[layer * CLASSES..][..CLASSES];
+        for ((stood, asked), &now) in self.stood.iter_mut().zip(&mut self.asked).zip(standing) {
+            *stood = *stood * FADING + now as f32;
+            *asked *= FADING;
+        }
+    }
+
+    /// The turn in progress asks for `key`, which counts as `weight` requests.
+    pub(super) fn ask(&mut self, key: Key, weight: f32) {
+        self.asked[self.class(key)] += weight;
+        self.turns[key.get()] |= 1;
+    }
+
+    /// The turn of `layer` is over; `now_in` is told of every expert whose class may have changed, and of those asked for.
+    pub(super) fn finish(&mut self, layer: usize, mut now_in: impl FnMut(Key, usize)) {
+        self.passed[layer] += 1;
+        let halved = u32::from(self.passed[layer].is_multiple_of(HALVING));
+        let keys = layer * self.experts..(layer + 1) * self.experts;
+        let standing = &mut self.standing[layer * CLASSES..][..CLASSES];
+        let pasts = self.turns[keys.clone()]
+            .iter_mut()
+            .zip(&mut self.counts[keys.clone()]);
+        for ((turns, count), key) in pasts.zip(keys) {
+            if *turns == 0 && (halved == 0 || *count == 0) {
+                continue;
+            }
+            let before = class_of(*turns, *count);
+            *count = count.saturating_add((*turns & 1) as u8) >> halved;
+            *turns = *turns << 1 & TURNS;
+            let class = class_of(*turns, *count);
+            standing[before] -= 1;
+            standing[class] += 1;
+            now_in(Key(key as u32), class);
+        }
+        for (class, odds) in self.odds.iter_mut().enumerate() {
+            let asked = self.asked[class] + ASSUMED * self.assumed[class];
+            *odds = asked / (self.stood[class] + ASSUMED);
+        }
+    }
+}
