@@ -15,6 +15,7 @@
 mod belady;
 mod future;
 mod group;
+mod heap;
 mod layer_distance;
 mod layer_quota;
 mod lfu;

@@ -228,7 +228,7 @@ impl PolicyKind {
     ) -> Result<Box<dyn Policy>, CacheError> {
         Ok(match self {
             Self::Lru => Box::new(Lru::new(geometry)),
-            Self::Lfu => Box::new(Lfu::new(geometry)),
+            Self::Lfu => Box::new(Lfu::new(slots as usize, geometry)),
             Self::LayerDistance => Box::new(LayerDistance::new(geometry)),
             Self::LayerQuota => Box::new(LayerQuota::new(geometry)),
             Self::S3Fifo => Box::new(S3Fifo::new(slots as usize, geometry)),
@@ -247,7 +247,7 @@ impl PolicyKind {
         future: &Arc<Future>,
     ) -> Result<Box<dyn Policy>, CacheError> {
         match self {
-            Self::Belady => Ok(Box::new(Belady::new(Arc::clone(future)))),
+            Self::Belady => Ok(Box::new(Belady::new(slots as usize, Arc::clone(future)))),
             Self::PinLru => Ok(Box::new(PinLru::new(slots as usize, geometry, future))),
             _ => self.build(slots, geometry),
         }
