@@ -10,7 +10,7 @@
 //! The odds are learned from the requests themselves, not set. An expert's past falls into one of 128 classes: in which of the
 //! last 1, 2, 3-4 and 5-8 turns of its layer it was asked for, and the order of magnitude of how often before. Of
 //! each class it is counted how many experts stood in it at each turn, resident or not, and how many of them were asked for;
-//! the quotient is the estimate. Rows of a prompt are learned from too.
+//! the quotient is the estimate, leaning on that of all classes with the same last two turns and count while a class is new. Rows of a prompt are learned from too.
 //!
 //! # What was tried
 //!
@@ -30,7 +30,8 @@
 //! | learned odds less mean of victims x distance | 8.6 | 15.4 | 27.1 | 35.7 | 38.0 | 42.4 | 50.7 | 56.6 |
 //! | learned odds over 1 + distance, last 2 turns one by one | 8.7 | 16.0 | 27.6 | 37.3 | 39.1 | 43.0 | 51.4 | 56.7 |
 //! | the same, last 4 one by one | 8.6 | 15.4 | 27.1 | 36.0 | 38.1 | 42.5 | 50.6 | 56.5 |
-//! | **the same, last 1, 2, 3-4, 5-8 (this policy)** | 8.8 | 15.9 | 26.8 | 36.1 | 38.1 | 42.5 | 50.4 | 56.7 |
+//! | the same, last 1, 2, 3-4, 5-8 | 8.8 | 15.9 | 26.8 | 36.1 | 38.1 | 42.5 | 50.4 | 56.7 |
+//! | **the same, leaning on the last 2 (this policy)** | PPP |
 //! | Belady | 15.4 | 29.4 | 45.1 | 51.9 | 53.0 | 56.3 | 58.0 | 58.0 |
 //!
 //! The classes were chosen on generated traces (`cargo run --release -p k3-simcache --example policies`), not on that one, which
