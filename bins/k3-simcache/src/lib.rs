@@ -4,6 +4,7 @@
 //! rebuilt as k3-run requested them; so for the same slots and policy the hits counted here are the run's, to the last one.
 #![forbid(unsafe_code)]
 
+pub mod generated;
 mod pairs;
 mod plot;
 mod replay;
