@@ -99,17 +99,13 @@ mod tests {
             let (mut heap, mut set) = (Heap::new(40, 40), BTreeSet::new());
             let mut worth_of = [None; 40];
             for (key, worth) in steps {
-                match worth_of[key as usize].take() {
-                    Some(worth) => {
-                        heap.remove(Key(key));
-                        set.remove(&(worth, Key(key)));
-                    }
-                    None => {
-                        heap.remove(Key(key));
-                        heap.insert(worth, Key(key));
-                        set.insert((worth, Key(key)));
-                        worth_of[key as usize] = Some(worth);
-                    }
+                heap.remove(Key(key));
+                if let Some(worth) = worth_of[key as usize].take() {
+                    set.remove(&(worth, Key(key)));
+                } else {
+                    heap.insert(worth, Key(key));
+                    set.insert((worth, Key(key)));
+                    worth_of[key as usize] = Some(worth);
                 }
                 prop_assert_eq!(heap.first(), set.first().copied());
             }

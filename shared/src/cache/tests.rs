@@ -493,10 +493,10 @@ fn reuse_odds_follows_a_change_of_what_is_asked_for() {
     let mut cache = engine(PolicyKind::ReuseOdds, 5);
     let mut hits = Vec::new();
     for favourite in [0, 3] {
-        for token in 0..150 {
+        for token in 0..150u32 {
             let before = cache.counters().hits;
             for layer in 0..3 {
-                let other = [1, 2, 4, 5][(token as usize + layer as usize) % 4];
+                let other = [1, 2, 4, 5][(token + layer) as usize % 4];
                 let mut group = [favourite, other];
                 group.sort_unstable();
                 cache.request_group(LayerIdx(layer), &keys(layer, &group));

@@ -38,8 +38,8 @@ pub(super) struct Odds {
     /// `[CLASSES]`: experts that stood in the class when their layer's turn came, and those of them that were asked for.
     stood: [f32; CLASSES],
     asked: [f32; CLASSES],
-    /// `[CLASSES]`: their quotient as of the last turn.
-    odds: [f32; CLASSES],
+    /// `[CLASSES]`: the odds as of the last turn.
+    estimated: [f32; CLASSES],
     /// `[CLASSES]`: the odds before anything is learned.
     assumed: [f32; CLASSES],
 }
@@ -74,14 +74,14 @@ impl Odds {
             standing,
             stood: [0.0; CLASSES],
             asked: [0.0; CLASSES],
-            odds: std::array::from_fn(assumed),
+            estimated: std::array::from_fn(assumed),
             assumed: std::array::from_fn(assumed),
         }
     }
 
     /// The odds of a class.
     pub(super) fn of(&self, class: usize) -> f32 {
-        self.odds[class]
+        self.estimated[class]
     }
 
     /// The class that `key` stands in at its layer's next turn, or at the one in progress.
@@ -92,7 +92,7 @@ impl Odds {
     /// The class of `key` once the turn in progress is over.
     pub(super) fn next_class(&self, key: Key) -> usize {
         let turns = self.turns[key.get()];
-        let count = self.counts[key.get()].saturating_add((turns & 1) as u8);
+        let count = self.counts[key.get()].saturating_add(u8::from(turns & 1 == 1));
         class_of(turns << 1 & TURNS, count)
     }
 
@@ -111,26 +111,27 @@ impl Odds {
         self.turns[key.get()] |= 1;
     }
 
-    /// The turn of `layer` is over; `now_in` is told of every expert whose class may have changed, and of those asked for.
+    /// The turn of `layer` is over; `now_in` is told of every expert that changed class or was asked for.
     pub(super) fn finish(&mut self, layer: usize, mut now_in: impl FnMut(Key, usize)) {
         self.passed[layer] += 1;
         let halved = u32::from(self.passed[layer].is_multiple_of(HALVING));
         let keys = layer * self.experts..(layer + 1) * self.experts;
+        let first = u32::try_from(keys.start).expect("a u32 counts the keys");
         let standing = &mut self.standing[layer * CLASSES..][..CLASSES];
-        let pasts = self.turns[keys.clone()]
-            .iter_mut()
-            .zip(&mut self.counts[keys.clone()]);
-        for ((turns, count), key) in pasts.zip(keys) {
+        let turns = self.turns[keys.clone()].iter_mut();
+        for ((turns, count), key) in turns.zip(&mut self.counts[keys]).zip(first..) {
             if *turns == 0 && (halved == 0 || *count == 0) {
                 continue;
             }
-            let before = class_of(*turns, *count);
-            *count = count.saturating_add((*turns & 1) as u8) >> halved;
+            let (before, asked) = (class_of(*turns, *count), *turns & 1 == 1);
+            *count = count.saturating_add(u8::from(asked)) >> halved;
             *turns = *turns << 1 & TURNS;
             let class = class_of(*turns, *count);
             standing[before] -= 1;
             standing[class] += 1;
-            now_in(Key(key as u32), class);
+            if asked || class != before {
+                now_in(Key(key), class);
+            }
         }
         self.estimate();
     }
@@ -144,7 +145,8 @@ impl Odds {
         for class in 0..CLASSES {
             let family = class & !OLDER;
             let odds = (asked[family] + ASSUMED * self.assumed[family]) / (stood[family] + ASSUMED);
-            self.odds[class] = (self.asked[class] + FAMILY * odds) / (self.stood[class] + FAMILY);
+            self.estimated[class] =
+                (self.asked[class] + FAMILY * odds) / (self.stood[class] + FAMILY);
         }
     }
 }
@@ -208,21 +210,22 @@ mod tests {
     proptest! {
         #[test]
         fn every_expert_of_a_layer_stands_in_its_class(
-            turns in prop::collection::vec((0usize..2, prop::collection::btree_set(0u32..20, 1..8)), 1..200)
+            turns in prop::collection::vec((0u32..2, prop::collection::btree_set(0u32..20, 1..8)), 1..200)
         ) {
             let mut odds = Odds::new(geometry());
             for (layer, experts) in turns {
-                odds.start(layer);
+                let index = layer as usize;
+                odds.start(index);
                 for expert in experts {
-                    odds.ask(Key(20 * layer as u32 + expert), 1.0);
+                    odds.ask(Key(20 * layer + expert), 1.0);
                 }
-                odds.finish(layer, |_, _| {});
+                odds.finish(index, |_, _| {});
                 let mut standing = vec![0; CLASSES];
-                for key in 20 * layer as u32..20 * (layer as u32 + 1) {
+                for key in 20 * layer..20 * (layer + 1) {
                     standing[odds.class(Key(key))] += 1;
                 }
-                prop_assert_eq!(&odds.standing[layer * CLASSES..][..CLASSES], &standing[..]);
-                prop_assert!(odds.odds.iter().all(|odds| (0.0..=1.0).contains(odds)));
+                prop_assert_eq!(&odds.standing[index * CLASSES..][..CLASSES], &standing[..]);
+                prop_assert!(odds.estimated.iter().all(|odds| (0.0..=1.0).contains(odds)));
             }
         }
 

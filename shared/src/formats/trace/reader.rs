@@ -211,7 +211,7 @@ impl<R: Read> TraceReader<R> {
             );
             return Err(self.refuse(start, problem));
         }
-        self.ended = Some(hex(&digest));
+        self.ended = Some(hex(digest));
         Ok(())
     }
 
