@@ -2,10 +2,23 @@
 
 BENCH_ROWS ?= 64 256 512
 BENCH_GEN ?= 24
+BENCH_ROUNDS ?= 5
+BUDGETS ?= 12
+SEED ?= 1
 
-.PHONY: bench-resident
+.PHONY: bench-resident bench-streamed budgets
 
 #: bench-resident  everything in memory: seconds by part, bytes touched, the limit and the ratio, for prefill and decode,
 #:               on 1 and on all threads. SLICE=5 BENCH_BUDGET=16G BENCH_ROWS='64 256 512' BENCH_GEN=24 (at least 21)
 bench-resident: build
 	@SLICE='$(SLICE)' BUDGET='$(or $(BENCH_BUDGET),16G)' ROWS='$(BENCH_ROWS)' GEN='$(BENCH_GEN)' scripts/bench-resident.sh
+
+#: bench-streamed  the smallest plan: steps and a plain reader of the same files in turns, their ratio, and how much of the time a
+#:               read is in flight. SLICE=5 BENCH_ROUNDS=5 (at least 5); REPLICA=1 adds the whole release with holes for weights
+bench-streamed: build
+	@SLICE='$(SLICE)' BUDGET='$(or $(BENCH_BUDGET),16G)' ROUNDS='$(BENCH_ROUNDS)' scripts/bench-streamed.sh
+
+#: budgets       a slice at many budgets between the smallest and all resident: the same bits, the planned bytes, and no more
+#:               memory than planned. SLICE=5 BUDGETS=12 SEED=1
+budgets: build
+	@SLICE='$(SLICE)' COUNT='$(BUDGETS)' SEED='$(SEED)' scripts/budgets.sh

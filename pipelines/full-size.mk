@@ -2,7 +2,7 @@
 
 BUDGET ?= 8G
 GEN ?= 2
-PROMPT ?= 163584,5,17,300,42
+PROMPT ?= 163584,5,17,300,42,7,8,9
 
 .PHONY: rehearsal
 

@@ -55,6 +55,23 @@ class_totals() {
     fi
 }
 
+# The plan's ledger and what the kernel says was resident at most.
+ledger() {
+    planned=$(json_number "$d/run.json" planned_peak_bytes)
+    peak=$(json_number "$d/run.json" peak_rss_bytes)
+    say ''
+    awk '/^  "ledger"/ { inside = 1 }
+        inside && /"name"/ { gsub(/[",]/, "", $2); name = $2 }
+        inside && /"bytes"/ { gsub(/,/, "", $2); printf "%-18s %14s\n", name, $2 }
+        inside && /^  \]/ { exit }' "$d/plan.json"
+    printf '%-18s %14s\n%-18s %14s  %s of the plan\n' planned "$planned" 'measured peak' "$peak" \
+        "$(awk -v a="$peak" -v b="$planned" 'BEGIN { printf "%.1f %%", 100 * a / b }')"
+    # What is planned is what is used: within 3 % or 8 MB, whichever is more.
+    awk -v a="$peak" -v b="$planned" 'BEGIN { d = a - b; if (d < 0) d = -d; exit !(d <= 0.03 * b || d <= 8e6) }' ||
+        problems="$problems
+  k3-run peaked at $(human "$peak"), not within 3 % of the $(human "$planned") planned"
+}
+
 print_table() {
     title 'Stages'
     printf '%-10s %10s %12s %12s\n' stage seconds 'peak memory' 'limit'
@@ -92,11 +109,17 @@ stage pack k3-pack -q "$d/model" "$d/trunk"
 equals "$d/trunk/trunk.json" trunk_bytes 108811877376
 
 title 'plan'
-stage plan k3-plan --budget "$BUDGET" --model "$d/model" --trunk "$d/trunk" -o "$d/plan.json"
+# The prompt fills its chunk, and tokens are drawn, so that what is planned for both is used.
+chunk=$(printf '%s' "$PROMPT" | tr ',' '\n' | awk 'END { print NR }')
+stage plan k3-plan --budget "$BUDGET" --context 2048 --prefill-chunk "$chunk" \
+    --model "$d/model" --trunk "$d/trunk" -o "$d/plan.json"
 
-title "run: $GEN tokens through all layers"
-stage run k3-run --plan "$d/plan.json" --ids "$PROMPT" --gen "$GEN" --no-stop --json "$d/run.json" --trace "$d/run.trace"
+budget=$(json_number "$d/plan.json" budget_bytes)
+title "run: $GEN tokens through all layers, the kernel allowing $(human "$budget")"
+stage run pipelines/scripts/capped.sh "$budget" \
+    k3-run --plan "$d/plan.json" --ids "$PROMPT" --gen "$GEN" --no-stop --temperature 0.7 --json "$d/run.json" --trace "$d/run.trace"
 within run "$(json_number "$d/plan.json" total_bytes)" 'the plan'
+ledger
 
 title 'simcache'
 stage simcache k3-simcache -q "$d/run.trace" --capacity 8G,32G,128G -o "$d/simcache.txt"

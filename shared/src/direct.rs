@@ -10,6 +10,7 @@
 mod buffer;
 mod device;
 mod error;
+mod interpose;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ pub use self::{
     buffer::AlignedBuf,
     device::{Device, System},
     error::DirectError,
+    interpose::Interpose,
 };
 
 /// What direct transfers align file offset, length and memory to.

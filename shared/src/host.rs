@@ -120,6 +120,19 @@ pub fn reset_peak_rss() -> io::Result<()> {
     fs::write("/proc/self/clear_refs", "5")
 }
 
+/// Have the system back `values` with memory now, not when they are first written: what a plan promises is then taken while it
+/// still can be refused, not after hours of work.
+pub fn back_with_memory<T: Copy>(values: &mut [T]) {
+    const PAGE: usize = 4096;
+    let step = (PAGE / size_of::<T>().max(1)).max(1);
+    let mut at = 0;
+    while let Some(value) = values.get_mut(at) {
+        // A value the compiler cannot know to be there already.
+        *value = std::hint::black_box(*value);
+        at += step;
+    }
+}
+
 /// The value of a `Name:   123 kB` line, in bytes.
 fn kib_field(path: &Path, field: &'static str) -> Result<u64, HostError> {
     let text = read(path)?;

@@ -39,7 +39,7 @@ pub const LINE_NAMES: [&str; 12] = [
 /// Fewest slots of the ring that trunk tiles stream through: one is multiplied while the next arrives.
 pub const MIN_RING_SLOTS: usize = 2;
 /// Code, its relocations, the allocator and small things of all modules.
-const PROCESS_BYTES: u64 = 16 << 20;
+const PROCESS_BYTES: u64 = 10 << 20;
 /// What one thread touches of its stack, and its arena in the allocator.
 const THREAD_BYTES: u64 = 1 << 19;
 /// A vocabulary entry: its bytes and rank in a table each way, with the tables' slack.

@@ -9,8 +9,7 @@ mod process;
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command};
 
-use common::{Ask, Fixture, golden, ids, run};
-use k3_run::engine::EngineOptions;
+use common::{Fixture, golden, ids};
 use k3_shared::{
     checkpoint::Checkpoint,
     formats::trunk::Trunk,
@@ -331,43 +330,4 @@ fn the_number_of_threads_changes_nothing_but_the_report() {
         .run_golden(&["--threads", "0"])
         .expect(2)
         .says(&["--threads"]);
-}
-
-#[test]
-fn two_thousand_tokens_through_the_smallest_cache_are_those_of_the_resident_run() {
-    let fixture = Fixture::tiny("64Ki");
-    let prompt: Vec<u32> = (0..1900).map(|i| (i * 37 + 11) % 576).collect();
-    let ask = Ask::new(&prompt, 100);
-    let resident = fixture.plan(&["--budget", "300M", "--context", "2000"]);
-    assert_eq!(
-        (resident.streamed_trunk_bytes, resident.expert_slots),
-        (0, 144)
-    );
-    let want = run(&resident, &EngineOptions::default(), &ask);
-    let flags = [
-        "--budget",
-        "300M",
-        "--context",
-        "2000",
-        "--pin",
-        "4M",
-        "--prefill-chunk",
-        "1",
-    ];
-    let cache = [
-        "--stream-buffers",
-        "256Ki",
-        "--queue-depth",
-        "1",
-        "--expert-slots",
-        "5",
-    ];
-    let smallest = fixture.plan(&[&flags[..], &cache].concat());
-    assert!(smallest.streamed_trunk_bytes > 0);
-    let (got, generated) = common::try_run(&smallest, &EngineOptions::default(), &ask);
-    assert!(generated.error.is_none(), "{:?}", generated.error);
-    assert_eq!(generated.steps.len(), 1999);
-    assert_eq!(got.ids.len(), 100);
-    assert_eq!(got.ids, want.ids);
-    assert!(got.bits() == want.bits(), "logits differ in some bit");
 }

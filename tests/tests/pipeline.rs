@@ -240,6 +240,9 @@ fn the_report_has_every_field_and_its_sums_are_sums() {
             (wait + compute - number(step, "seconds")).abs() < 1e-6,
             "{step}"
         );
+        let reading = number(step, "reading_seconds");
+        assert!(reading > 0.0, "every step of this plan reads");
+        assert!(["disk", "compute"].contains(&step["bound_by"].as_str().unwrap()));
         let payload = count(step, "trunk_bytes_read")
             + count(step, "head_bytes_read")
             + count(step, "expert_bytes_read");

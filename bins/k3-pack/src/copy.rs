@@ -29,8 +29,7 @@ pub(crate) fn block_bytes(threads: usize) -> usize {
 /// Memory the buffers of `threads` workers take.
 pub(crate) fn memory_bytes(threads: usize) -> usize {
     let block = block_bytes(threads);
-    let each = AlignedBuf::allocated_bytes_for(block)
-        + AlignedBuf::allocated_bytes_for(covering_bytes(block));
+    let each = block + covering_bytes(block);
     each.saturating_mul(threads)
 }
 

@@ -8,7 +8,7 @@ use std::{
 use k3_shared::{
     checkpoint::{Checkpoint, CheckpointError, hex},
     config::Config,
-    direct::Mode,
+    direct::{Interpose, Mode},
     formats::{
         census::digests::ExpertDigests,
         plan::Plan,
@@ -86,6 +86,8 @@ pub struct EngineOptions {
     pub isa: Isa,
     /// Direct or buffered reads.
     pub mode: Mode,
+    /// What lies between the files and the disk: nothing, but for tests.
+    pub interpose: Interpose,
     /// When to check digests.
     pub verify: Verify,
     /// Epsilon of MLA's low-rank norms.
@@ -103,6 +105,7 @@ impl Default for EngineOptions {
             layers: None,
             isa: Isa::detect(),
             mode: Mode::Auto,
+            interpose: Interpose::default(),
             verify: Verify::First,
             mla_norm_eps: 1e-6,
             nan_scales: NanScales::Propagate,
@@ -158,6 +161,7 @@ impl Engine {
             queue_depth: plan.queue_depth,
             read_bytes: usize::try_from(plan.read_bytes).unwrap_or(usize::MAX),
             mode: options.mode,
+            interpose: options.interpose.clone(),
             verify: options.verify,
             expert_digests: digests,
             interrupt: Arc::clone(&options.interrupt),

@@ -8,7 +8,7 @@ use crate::{
     engine::Engine,
     model::{ModelError, Output, Part, Segment, SequenceState, SourceError},
     observe::{StepObserver, StepRows},
-    report::{self, Finish, Spent, StepReport},
+    report::{self, BoundBy, Finish, Spent, StepReport},
     sampler::{Sampler, SamplerError},
 };
 
@@ -262,10 +262,12 @@ impl Run<'_> {
         let num_layers = self.engine.plan().num_layers;
         let flops = report::flops(self.engine.config(), num_layers, ids.len(), head_rows);
         let spent = Spent::new(seconds, &reads, self.engine.profile());
+        let probe = self.engine.plan().probe.as_ref();
         self.steps.push(StepReport {
             mode,
             rows: ids.len(),
             flops,
+            bound_by: BoundBy::of(&spent, flops, probe),
             spent,
         });
         Ok(())

@@ -27,7 +27,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use k3_shared::{
-    direct::Mode,
+    direct::{Interpose, Mode},
     formats::{
         plan::{LIST_SCHEMA, Plan},
         trace::TraceHeader,
@@ -180,6 +180,7 @@ fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<Engi
         } else {
             Mode::Auto
         },
+        interpose: Interpose::default(),
         verify: engine.verify(),
         mla_norm_eps: engine.mla_norm_eps,
         nan_scales: if engine.allow_nan_scales {
@@ -314,7 +315,7 @@ fn finish(
         expert_slots: plan.expert_slots,
         planned_peak_bytes: checked.total_bytes,
         peak_rss_bytes: host::peak_rss_bytes()?,
-        totals: report::totals(&generated.steps, discarded),
+        totals: report::totals(&generated.steps, discarded, plan.probe.as_ref()),
         limit: report::limit(plan, &generated.steps),
         steps: generated.steps,
     };

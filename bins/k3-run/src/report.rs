@@ -1,8 +1,13 @@
 //! The report of a run (`k3.run/1`).
 
+use std::fmt;
+
 use k3_shared::{
     config::Config,
-    formats::{plan::Plan, trace::Mode},
+    formats::{
+        plan::{Plan, Probe},
+        trace::Mode,
+    },
     size::Bytes,
 };
 use serde::Serialize;
@@ -29,6 +34,52 @@ pub enum Finish {
     Error,
 }
 
+/// What kept a step from being faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BoundBy {
+    /// The arithmetic waited for reads for more than half of the time.
+    Disk,
+    /// It did not, and by the plan's probe of the machine the bytes touched take longer than the operations.
+    Memory,
+    /// It did not, and by the probe the operations take longer.
+    Arithmetic,
+    /// It did not, and there is no probe to tell memory from arithmetic.
+    Compute,
+}
+
+impl BoundBy {
+    /// Of a step, or of several, that took `spent` and did `flops` operations on the machine that was probed.
+    pub fn of(spent: &Spent, flops: f64, probe: Option<&Probe>) -> Self {
+        if spent.wait_seconds > spent.seconds / 2.0 {
+            return Self::Disk;
+        }
+        let rates = probe.and_then(|p| Some((p.memory_bytes_per_second?, p.flops_per_second?)));
+        match rates {
+            None => Self::Compute,
+            Some((memory, arithmetic)) => {
+                let bytes = (spent.touched_bytes + spent.bytes_requested) as f64;
+                if bytes / memory >= flops / arithmetic {
+                    Self::Memory
+                } else {
+                    Self::Arithmetic
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for BoundBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Disk => "disk",
+            Self::Memory => "memory",
+            Self::Arithmetic => "arithmetic",
+            Self::Compute => "compute",
+        })
+    }
+}
+
 /// One forward step.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepReport {
@@ -39,6 +90,8 @@ pub struct StepReport {
     /// Operations of the matrices, a multiplication and an addition counted as two: two for every weight a row is multiplied
     /// with, and for every weight of the head where it ran. Attention over earlier positions and the recurrence are not in it.
     pub flops: f64,
+    /// What kept it from being faster.
+    pub bound_by: BoundBy,
     /// Wall time and reads.
     #[serde(flatten)]
     pub spent: Spent,
@@ -65,6 +118,9 @@ pub struct Spent {
     pub wait_seconds: f64,
     /// The rest.
     pub compute_seconds: f64,
+    /// Time in which at least one read was in flight, whether the arithmetic waited for it or not; reads ahead of the next step
+    /// included.
+    pub reading_seconds: f64,
     /// Bytes that had to come from memory, whatever else was read for them: see [`StepProfile::touched_bytes`].
     pub touched_bytes: u64,
     /// Wall time by part.
@@ -84,6 +140,7 @@ impl Spent {
             expert_hits: reads.expert_hits,
             wait_seconds: reads.wait_seconds,
             compute_seconds: (seconds - reads.wait_seconds).max(0.0),
+            reading_seconds: reads.reading_seconds,
             touched_bytes: profile.touched_bytes,
             parts: profile.parts,
         }
@@ -106,6 +163,7 @@ impl Spent {
         self.expert_hits += other.expert_hits;
         self.wait_seconds += other.wait_seconds;
         self.compute_seconds += other.compute_seconds;
+        self.reading_seconds += other.reading_seconds;
         self.touched_bytes += other.touched_bytes;
         self.parts.add_all(&other.parts);
     }
@@ -117,6 +175,8 @@ pub struct Totals {
     /// The sums.
     #[serde(flatten)]
     pub spent: Spent,
+    /// What kept the steps together from being faster.
+    pub bound_by: BoundBy,
     /// Read ahead and never used, after an early stop.
     pub readahead_discarded_bytes: u64,
 }
@@ -179,13 +239,19 @@ pub struct Report {
     pub limit: Limit,
 }
 
-/// Sum of all steps.
-pub fn totals(steps: &[StepReport], readahead_discarded_bytes: u64) -> Totals {
+/// Sum of all steps, on the machine that was probed.
+pub fn totals(
+    steps: &[StepReport],
+    readahead_discarded_bytes: u64,
+    probe: Option<&Probe>,
+) -> Totals {
     let mut spent = Spent::default();
     for step in steps {
         spent.add(&step.spent);
     }
+    let flops = steps.iter().map(|step| step.flops).sum();
     Totals {
+        bound_by: BoundBy::of(&spent, flops, probe),
         spent,
         readahead_discarded_bytes,
     }
@@ -270,12 +336,15 @@ impl Report {
         };
         format!(
             "{} prompt + {} generated tokens in {:.3} s{per_token} (waited {:.3} s for reads)\n\
+             bound by {}; reads in flight {:.1} % of the time\n\
              read {}: trunk {}, head {}, experts {}; expert hits {:.1} % of {}\n\
              peak memory {} of {} planned",
             self.prompt_ids.len(),
             self.generated_ids.len(),
             spent.seconds,
             spent.wait_seconds,
+            self.totals.bound_by,
+            100.0 * spent.reading_seconds / spent.seconds.max(f64::MIN_POSITIVE),
             Bytes(spent.bytes_requested),
             Bytes(spent.trunk_bytes_read),
             Bytes(spent.head_bytes_read),
@@ -293,4 +362,34 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let (below, above) = (values.len().checked_sub(1)? / 2, values.len() / 2);
     Some(f64::midpoint(*values.get(below)?, *values.get(above)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_bound_by_what_takes_longest() {
+        let spent = |seconds, wait_seconds, touched_bytes| Spent {
+            seconds,
+            wait_seconds,
+            touched_bytes,
+            ..Spent::default()
+        };
+        let probe = Probe {
+            disk_bytes_per_second: None,
+            memory_bytes_per_second: Some(10.0),
+            flops_per_second: Some(100.0),
+            date: "2000-01-01".into(),
+        };
+        let waiting = spent(10.0, 5.1, 1_000_000);
+        assert_eq!(BoundBy::of(&waiting, 1.0, Some(&probe)), BoundBy::Disk);
+        let working = spent(10.0, 4.9, 50);
+        assert_eq!(BoundBy::of(&working, 499.0, Some(&probe)), BoundBy::Memory);
+        assert_eq!(
+            BoundBy::of(&working, 501.0, Some(&probe)),
+            BoundBy::Arithmetic
+        );
+        assert_eq!(BoundBy::of(&working, 501.0, None), BoundBy::Compute);
+    }
 }

@@ -2,35 +2,37 @@
 
 use std::ops::{Deref, DerefMut};
 
+use memmap2::{Advice, MmapMut};
+
 use super::ALIGN;
+
+/// Smallest buffer for which huge pages are asked: one of them is this large on every machine that has them in this size.
+const HUGE: usize = 2 << 20;
 
 /// Bytes that begin at a multiple of [`ALIGN`] in memory; always initialised.
 ///
 /// The capacity is fixed at birth, a multiple of [`ALIGN`], and never grows: what a pool of buffers takes is known when it is
-/// made. Fresh memory is zeroed by the system only when it is first touched.
+/// made. Memory is pages of its own from the system, zeroed when they are first touched, huge ones where the host gives them: they
+/// lie within the buffer, so that it takes no more memory either way.
 pub struct AlignedBuf {
-    /// One [`ALIGN`] more than the capacity, so that an aligned start lies within.
-    memory: Vec<u8>,
-    start: usize,
+    memory: MmapMut,
     len: usize,
-    capacity: usize,
 }
 
 impl AlignedBuf {
-    /// An empty buffer that can hold `bytes`, rounded up to [`ALIGN`].
+    /// An empty buffer that can hold `bytes`, rounded up to [`ALIGN`] and at least that.
     ///
     /// # Panics
-    /// If `bytes` is within [`ALIGN`] blocks of the address space's end.
+    /// If the system has no address space for it.
     pub fn with_capacity(bytes: usize) -> Self {
-        let capacity = bytes.next_multiple_of(ALIGN);
-        let memory = vec![0; capacity + ALIGN];
-        let address = memory.as_ptr().addr();
-        Self {
-            start: address.next_multiple_of(ALIGN) - address,
-            memory,
-            len: 0,
-            capacity,
+        let capacity = bytes.max(1).next_multiple_of(ALIGN);
+        let memory = MmapMut::map_anon(capacity)
+            .unwrap_or_else(|e| panic!("a buffer of {capacity} bytes: {e}"));
+        if capacity >= HUGE {
+            // Advice: a host without huge pages gives small ones.
+            let _ = memory.advise(Advice::HugePage);
         }
+        Self { memory, len: 0 }
     }
 
     /// A buffer of `len` zeros.
@@ -43,19 +45,14 @@ impl AlignedBuf {
         buf
     }
 
+    /// Have the system back all of it with memory now.
+    pub fn back_with_memory(&mut self) {
+        crate::host::back_with_memory(&mut self.memory);
+    }
+
     /// The most bytes it can hold.
     pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// Bytes of memory it takes: the capacity and one block for the alignment.
-    pub fn allocated_bytes(&self) -> usize {
         self.memory.len()
-    }
-
-    /// What [`Self::allocated_bytes`] will be for a buffer of this capacity.
-    pub const fn allocated_bytes_for(capacity: usize) -> usize {
-        capacity.next_multiple_of(ALIGN) + ALIGN
     }
 
     /// Set the length; bytes that come into view are whatever was last stored there, or zero.
@@ -64,9 +61,9 @@ impl AlignedBuf {
     /// If `len` exceeds the capacity.
     pub fn set_len(&mut self, len: usize) {
         assert!(
-            len <= self.capacity,
+            len <= self.capacity(),
             "{len} bytes in a buffer of {}",
-            self.capacity
+            self.capacity()
         );
         self.len = len;
     }
@@ -88,13 +85,13 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.memory[self.start..self.start + self.len]
+        &self.memory[..self.len]
     }
 }
 
 impl DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.len]
+        &mut self.memory[..self.len]
     }
 }
 
@@ -102,7 +99,7 @@ impl std::fmt::Debug for AlignedBuf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AlignedBuf")
             .field("len", &self.len)
-            .field("capacity", &self.capacity)
+            .field("capacity", &self.capacity())
             .finish_non_exhaustive()
     }
 }

@@ -10,7 +10,7 @@ use std::{
 #[non_exhaustive]
 pub enum DirectError {
     /// The file cannot be opened.
-    #[error("{}: cannot open: {source}", path.display())]
+    #[error("{}: cannot open: {source}{}", path.display(), more_files(source))]
     Open {
         /// The file.
         path: PathBuf,
@@ -123,5 +123,14 @@ fn remedy(path: &Path) -> String {
         format!("what else is missing: k3-census {folder}")
     } else {
         format!("make the trunk anew: k3-pack --force MODEL_DIR {folder}")
+    }
+}
+
+/// What to type when a process has as many files open as it may: a checkpoint's shards take two each.
+fn more_files(source: &io::Error) -> &'static str {
+    if source.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) {
+        " (allow more: ulimit -n 1024)"
+    } else {
+        ""
     }
 }

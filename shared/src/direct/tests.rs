@@ -106,11 +106,7 @@ fn fake(bytes: Vec<u8>, turns: &[Turn], direct: bool) -> (DirectFile, &'static F
 fn a_buffer_starts_aligned_and_zeroed_and_never_outgrows_its_capacity() {
     for bytes in [0, 1, ALIGN, 3 * ALIGN + 7, 1 << 20] {
         let mut buf = AlignedBuf::with_capacity(bytes);
-        assert_eq!(buf.capacity(), bytes.next_multiple_of(ALIGN));
-        assert_eq!(
-            buf.allocated_bytes(),
-            AlignedBuf::allocated_bytes_for(bytes)
-        );
+        assert_eq!(buf.capacity(), bytes.max(1).next_multiple_of(ALIGN));
         assert!(buf.is_empty());
         buf.set_len(bytes);
         assert!(buf.as_ptr().addr().is_multiple_of(ALIGN));

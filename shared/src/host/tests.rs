@@ -296,8 +296,14 @@ fn this_machine_is_detected() {
 }
 
 #[test]
-fn the_peak_follows_an_allocation_and_can_be_reset() {
+fn the_peak_follows_what_is_backed_with_memory_and_can_be_reset() {
     const BYTES: usize = 64 << 20;
+    let mut zeros = vec![0.0f32; BYTES / 4];
+    let before = rss_bytes().unwrap();
+    back_with_memory(&mut zeros);
+    assert!(rss_bytes().unwrap() >= before + BYTES as u64 * 3 / 4);
+    assert!(zeros.iter().all(|zero| zero.to_bits() == 0));
+    drop(zeros);
     let block = std::hint::black_box(vec![1u8; BYTES]);
     assert!(peak_rss_bytes().unwrap() >= BYTES as u64);
     assert!(rss_bytes().unwrap() >= BYTES as u64);

@@ -16,6 +16,10 @@ const F32: u128 = 4;
 const INPUT_BLOCK: usize = 128;
 /// What a row's routing takes besides its experts and weights: two lists.
 const ROUTING_BYTES: u128 = 48;
+/// Slots of each kind of a workspace.
+const WIDE: usize = 7;
+const SMALL: usize = 2;
+const INPUTS: usize = 4;
 /// Smallest direct read: what holds an embedding row that crosses a page.
 const ROW_READ_SLACK: u128 = 2 * 4096;
 
@@ -92,18 +96,18 @@ fn vectors(config: &Config) -> u128 {
 /// Widths of the slots that sublayers take turns in, as one kind of sublayer uses them.
 #[derive(Clone, Copy, Default)]
 struct Slots {
-    wide: [usize; 5],
-    small: [usize; 2],
-    inputs: [usize; 3],
+    wide: [usize; WIDE],
+    small: [usize; SMALL],
+    inputs: [usize; INPUTS],
 }
 
 /// Every slot as wide as the kind that needs most of it.
 fn workspace(config: &Config, rows: usize) -> u128 {
     let kinds = [kda_slots(config), dense_slots(config), moe_slots(config)];
     let widest = |slot: &dyn Fn(&Slots) -> usize| kinds.iter().map(slot).max().unwrap_or(0);
-    let wide = (0..5).map(|at| floats(rows, widest(&|kind| kind.wide[at])));
-    let small = (0..2).map(|at| floats(rows, widest(&|kind| kind.small[at])));
-    let kernel = (0..3).map(|at| inputs(rows, widest(&|kind| kind.inputs[at])));
+    let wide = (0..WIDE).map(|at| floats(rows, widest(&|kind| kind.wide[at])));
+    let small = (0..SMALL).map(|at| floats(rows, widest(&|kind| kind.small[at])));
+    let kernel = (0..INPUTS).map(|at| inputs(rows, widest(&|kind| kind.inputs[at])));
     wide.chain(small)
         .chain(kernel)
         .fold(0, u128::saturating_add)
@@ -118,9 +122,9 @@ fn kda_slots(config: &Config) -> Slots {
     let kda = &config.kda;
     let width = kda.num_heads.saturating_mul(kda.head_dim);
     Slots {
-        wide: [width; 5],
+        wide: [width, width, width, width, width, 0, 0],
         small: [kda.head_dim, kda.num_heads],
-        inputs: [width, kda.head_dim, 0],
+        inputs: [width, kda.head_dim, 0, 0],
     }
 }
 
@@ -131,15 +135,16 @@ fn dense_slots(config: &Config) -> Slots {
     }
     let inner = config.intermediate_size;
     Slots {
-        wide: [inner, inner, 0, 0, 0],
+        wide: [inner, inner, 0, 0, 0, 0, 0],
         small: [0, 0],
-        inputs: [inner, 0, 0],
+        inputs: [inner, 0, 0, 0],
     }
 }
 
-/// The outputs of all chosen experts, kept until they are summed in selection order; gate and up, of the shared experts and then
-/// of one expert after the other; the shared experts' output; the latent, an expert's raw output, the sum. Router scores. The
-/// inputs of the down projections and the sum; the latent; the rows of one expert, which may be all.
+/// The outputs of all chosen experts, kept until they are summed in selection order; gate and up of the shared experts, and their
+/// output; the latent, an expert's raw output, the sum; gate and up of one expert, which all rows may have chosen. Router scores.
+/// The inputs of the shared experts' down projection and the sum; the latent; the rows of one expert, and the inputs of its down
+/// projection.
 fn moe_slots(config: &Config) -> Slots {
     if config.num_hidden_layers <= config.first_k_dense_replace {
         return Slots::default();
@@ -149,12 +154,20 @@ fn moe_slots(config: &Config) -> Slots {
     let shared = moe
         .num_shared_experts
         .saturating_mul(moe.moe_intermediate_size);
-    let inner = moe.moe_intermediate_size.max(shared);
+    let width = moe.moe_intermediate_size;
     let chosen = moe.num_experts_per_token.saturating_mul(latent);
     Slots {
-        wide: [chosen, inner, inner, config.hidden_size, latent],
+        wide: [
+            chosen,
+            shared,
+            shared,
+            config.hidden_size,
+            latent,
+            width,
+            width,
+        ],
         small: [moe.num_experts, 0],
-        inputs: [inner.max(latent), latent, latent],
+        inputs: [shared.max(latent), latent, latent, width],
     }
 }
 

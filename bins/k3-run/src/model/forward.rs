@@ -131,6 +131,7 @@ impl Forward {
             source,
             matrix: &mut self.matrix,
             profile: &mut self.profile,
+            meanwhile: None,
         };
         for layer in 0..self.num_layers {
             #[expect(
@@ -229,6 +230,7 @@ impl Forward {
             source,
             matrix: &mut self.matrix,
             profile: &mut self.profile,
+            meanwhile: None,
         };
         buffers.run(&mut step, &self.options, layer, segments, &mut Blind)?;
         Ok((

@@ -52,9 +52,9 @@ pub(super) fn run(
     let (rows, width) = (x.num_rows(), config.projection_size());
     let role = |tensor| TensorRole::Layer(layer, tensor);
     // The raw projections, then the outputs by head; queries, then the gated outputs; keys, then the gate; values; decays.
-    let [raw, q, k, v, alpha] = &mut work.wide;
+    let [raw, q, k, v, alpha, ..] = &mut work.wide;
     let [low_rank, beta] = &mut work.small;
-    let [out_in, low_rank_in, _] = &mut work.inputs;
+    let [out_in, low_rank_in, ..] = &mut work.inputs;
     for (index, (projection, taps, mixed)) in [
         (T::KdaQ, T::KdaConvQ, &mut *q),
         (T::KdaK, T::KdaConvK, &mut *k),

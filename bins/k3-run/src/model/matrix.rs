@@ -54,9 +54,13 @@ pub(super) fn for_each_tile(
             row,
             found,
         })?;
+        step.use_ready_experts()?;
     }
     Ok(())
 }
+
+/// What is done with an expert that arrives.
+pub(super) type UseExpert<'a> = dyn FnMut(ExpertIdx, ExpertWeights<'_>) + 'a;
 
 /// What every part of a step needs: the model's shape, the instruction set, the weights in order of use.
 pub(super) struct StepContext<'a> {
@@ -65,6 +69,8 @@ pub(super) struct StepContext<'a> {
     pub(super) source: &'a mut dyn WeightSource,
     pub(super) matrix: &'a mut MatrixScratch,
     pub(super) profile: &'a mut StepProfile,
+    /// What to do with experts that arrive while tiles are multiplied; nothing takes them where nobody has asked for them.
+    pub(super) meanwhile: Option<&'a mut UseExpert<'a>>,
 }
 
 impl StepContext<'_> {
@@ -90,6 +96,25 @@ impl StepContext<'_> {
             );
             use_it(spec, bytes);
         })
+    }
+
+    /// Between two tiles: use the experts that have arrived, so that their slots are free for others.
+    fn use_ready_experts(&mut self) -> Result<(), SourceError> {
+        let Some(use_it) = &mut self.meanwhile else {
+            return Ok(());
+        };
+        let (profile, began) = (&mut *self.profile, Instant::now());
+        let mut any = false;
+        while self.source.with_ready_expert(&mut |expert, weights| {
+            profile.touch(weights.block.len());
+            use_it(expert, weights);
+        })? {
+            any = true;
+        }
+        if any {
+            profile.in_between(Part::RoutedExperts, began.elapsed());
+        }
+        Ok(())
     }
 
     /// Give the next of the requested experts to `use_it`; `false` when all were given.

@@ -1,10 +1,11 @@
 //! The latent mixture of experts with its shared experts (specification 3.6).
 //!
-//! Expert reads start as soon as the router has chosen and overlap with the latent projection and the shared experts. Experts
-//! are consumed in whatever order they arrive; each result is kept by (row, rank) and the sum runs in selection order, so
-//! arrival order changes no bit.
+//! Expert reads start as soon as the router has chosen, while the latent projection and the shared experts are computed. From
+//! then on, experts are consumed as they arrive, between two tiles of the shared experts and after the last one, in whatever
+//! order: each result is kept by (row, rank) and the sum runs in selection order, so arrival order changes no bit.
 
 use k3_shared::{
+    config::Config,
     ids::{ExpertIdx, LayerIdx},
     names::{LayerTensor, TensorRole},
 };
@@ -20,7 +21,7 @@ use super::{
     vectors::LayerVectors,
     workspace::Workspace,
 };
-use crate::kernels::{Activations, NanScales, norm::rms_norm_in_place, par_matmul};
+use crate::kernels::{Activations, Isa, NanScales, norm::rms_norm_in_place, par_matmul};
 
 /// The channel mixer of `layer`: `x` are the normed inputs, `out` becomes `[rows, hidden]`.
 pub(super) fn run(
@@ -44,18 +45,39 @@ pub(super) fn run(
     step.source.request_experts(layer, work.groups.distinct())?;
     step.lap(Part::RoutedExperts);
 
-    // Expert outputs; gate and up of the shared experts, then of each expert; the shared experts' output; the latent, then
-    // each expert's output as the kernel writes it, then the sum.
-    let [_, gate, up, shared_out, raw] = &mut work.wide;
-    let [inner, latent_in, _] = &mut work.inputs;
+    let [outputs, gate, up, shared_out, raw, expert_gate, expert_up] = &mut work.wide;
+    let [inner, latent_in, expert_input, expert_inner] = &mut work.inputs;
     step.multiply(role(T::LatentDown), latent, x, raw)?;
     latent_in.fill(&raw[..rows * latent], latent);
     step.lap(Part::LatentProjections);
-    let shared = GatedMlp::shared(step.config, layer);
-    shared.run(step, GatedBuffers { gate, up, inner }, x, shared_out)?;
-    step.lap(Part::SharedExperts);
 
-    consume(step, nan_scales, work)?;
+    let mut experts = Experts {
+        config: step.config,
+        isa: step.isa,
+        nan_scales,
+        groups: &work.groups,
+        latent_in,
+        outputs: sized(outputs, rows * moe.num_experts_per_token * latent),
+        input: expert_input,
+        gate: expert_gate,
+        up: expert_up,
+        inner: expert_inner,
+        raw,
+    };
+    let mut run_one = |expert, weights: ExpertWeights<'_>| experts.run(expert, &weights);
+    let shared = GatedMlp::shared(step.config, layer);
+    let mut with_experts = StepContext {
+        config: step.config,
+        isa: step.isa,
+        source: step.source,
+        matrix: step.matrix,
+        profile: step.profile,
+        meanwhile: Some(&mut run_one),
+    };
+    let buffers = GatedBuffers { gate, up, inner };
+    shared.run(&mut with_experts, buffers, x, shared_out)?;
+    step.lap(Part::SharedExperts);
+    while step.with_next_expert(&mut run_one)? {}
     step.lap(Part::RoutedExperts);
     weighted_sum(step, vectors, work, rows);
     step.lap(Part::ExpertSum);
@@ -99,45 +121,50 @@ fn choose(
     Ok(())
 }
 
-/// Run each expert as it arrives over all rows that chose it. Outputs are kept in the order of experts, `[choices, latent]`.
-fn consume(
-    step: &mut StepContext<'_>,
+/// The routed experts of a step and layer, run one after the other over all rows that chose them.
+struct Experts<'a> {
+    config: &'a Config,
+    isa: Isa,
     nan_scales: NanScales,
-    work: &mut Workspace,
-) -> Result<(), ModelError> {
-    let (config, isa) = (step.config, step.isa);
-    let moe = &config.moe;
-    let (latent, width) = (moe.routed_expert_hidden_size, moe.moe_intermediate_size);
-    let groups = &work.groups;
-    let [outputs, gate, up, _, raw] = &mut work.wide;
-    let [inner, latent_in, input] = &mut work.inputs;
-    let choices = groups.routings().len() * moe.num_experts_per_token;
-    let outputs = sized(outputs, choices * latent);
-    let mut run_one = |expert: ExpertIdx, weights: ExpertWeights<'_>| {
-        let (start, rows) = groups.rows_of(expert);
+    groups: &'a ExpertGroups,
+    /// `[rows, latent]`.
+    latent_in: &'a Activations,
+    /// `[choices, latent]`, in the order of experts.
+    outputs: &'a mut [f32],
+    input: &'a mut Activations,
+    gate: &'a mut Vec<f32>,
+    up: &'a mut Vec<f32>,
+    inner: &'a mut Activations,
+    raw: &'a mut Vec<f32>,
+}
+
+impl Experts<'_> {
+    fn run(&mut self, expert: ExpertIdx, weights: &ExpertWeights<'_>) {
+        let (config, isa) = (self.config, self.isa);
+        let moe = &config.moe;
+        let (latent, width) = (moe.routed_expert_hidden_size, moe.moe_intermediate_size);
+        let (start, rows) = self.groups.rows_of(expert);
         let count = rows.len();
-        input.gather(latent_in, rows);
-        let matrix = |index| weights.matrix(index, nan_scales);
-        let gate = sized(gate, width * count);
-        let up = sized(up, width * count);
-        par_matmul(isa, matrix(0), input, gate);
-        par_matmul(isa, matrix(4), input, up);
+        self.input.gather(self.latent_in, rows);
+        let matrix = |index| weights.matrix(index, self.nan_scales);
+        let gate = sized(self.gate, width * count);
+        let up = sized(self.up, width * count);
+        par_matmul(isa, matrix(0), self.input, gate);
+        par_matmul(isa, matrix(4), self.input, up);
         situ_in_place(config, isa, gate, up);
-        let output = &mut outputs[start * latent..(start + count) * latent];
+        let output = &mut self.outputs[start * latent..(start + count) * latent];
         if count == 1 {
-            inner.fill(up, width);
-            par_matmul(isa, matrix(2), inner, output);
+            self.inner.fill(up, width);
+            par_matmul(isa, matrix(2), self.inner, output);
         } else {
             // The gate has been used; its memory takes the product row by row.
             scatter_columns(up, count, 0, gate);
-            inner.fill(gate, width);
-            let raw = sized(raw, latent * count);
-            par_matmul(isa, matrix(2), inner, raw);
+            self.inner.fill(gate, width);
+            let raw = sized(self.raw, latent * count);
+            par_matmul(isa, matrix(2), self.inner, raw);
             scatter_columns(raw, count, 0, output);
         }
-    };
-    while step.with_next_expert(&mut run_one)? {}
-    Ok(())
+    }
 }
 
 /// Sum the experts of each row in selection order and norm the sum, once.
@@ -145,7 +172,7 @@ fn weighted_sum(step: &StepContext<'_>, vectors: &LayerVectors, work: &mut Works
     let moe = &step.config.moe;
     let latent = moe.routed_expert_hidden_size;
     let groups = &work.groups;
-    let [outputs, _, _, _, sum] = &mut work.wide;
+    let [outputs, _, _, _, sum, ..] = &mut work.wide;
     let norm = vectors.get(LayerTensor::LatentNorm);
     let eps = step.config.rms_norm_eps;
     let sum = sized(sum, rows * latent);

@@ -159,6 +159,8 @@ pub struct StepProfile {
     pub touched_bytes: u64,
     mark: Instant,
     waited: f64,
+    /// Seconds since the last boundary that were counted elsewhere.
+    elsewhere: f64,
 }
 
 impl Default for StepProfile {
@@ -168,6 +170,7 @@ impl Default for StepProfile {
             touched_bytes: 0,
             mark: Instant::now(),
             waited: 0.0,
+            elsewhere: 0.0,
         }
     }
 }
@@ -178,14 +181,22 @@ impl StepProfile {
         *self = Self::default();
     }
 
-    /// What was done since the last boundary was `part`, apart from waiting.
+    /// What was done since the last boundary was `part`, apart from waiting and what was done [in between](Self::in_between).
     pub(super) fn lap(&mut self, part: Part) {
         let now = Instant::now();
         let elapsed = now.duration_since(self.mark).as_secs_f64();
-        self.parts.add(part, elapsed - self.waited);
+        self.parts.add(part, elapsed - self.waited - self.elsewhere);
         self.parts.add(Part::Waiting, self.waited);
         self.mark = now;
         self.waited = 0.0;
+        self.elsewhere = 0.0;
+    }
+
+    /// Of the time since the last boundary, this much was another part's, taken up in between.
+    pub(super) fn in_between(&mut self, part: Part, time: Duration) {
+        let seconds = time.as_secs_f64();
+        self.parts.add(part, seconds);
+        self.elsewhere += seconds;
     }
 
     /// Of the time since the last boundary, this much was waiting for weights.
@@ -216,16 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn waiting_is_taken_out_of_the_part_it_interrupts_and_nothing_is_lost() {
+    fn waiting_and_other_parts_are_taken_out_of_the_part_they_interrupt_and_nothing_is_lost() {
         let began = Instant::now();
         let mut profile = StepProfile::default();
         std::thread::sleep(Duration::from_millis(3));
-        profile.wait(Duration::from_millis(2));
+        profile.wait(Duration::from_micros(1500));
+        profile.in_between(Part::RoutedExperts, Duration::from_micros(500));
         profile.lap(Part::Router);
         profile.lap(Part::Head);
         let elapsed = began.elapsed().as_secs_f64();
         let parts = profile.parts;
-        assert!((parts.get(Part::Waiting) - 0.002).abs() < 1e-9);
+        assert!((parts.get(Part::Waiting) - 0.0015).abs() < 1e-9);
+        assert!((parts.get(Part::RoutedExperts) - 0.0005).abs() < 1e-9);
         assert!(parts.get(Part::Router) >= 0.001 - 1e-9);
         assert!(parts.sum() <= elapsed && parts.sum() >= 0.003);
     }

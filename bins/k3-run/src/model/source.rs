@@ -102,6 +102,15 @@ pub trait WeightSource: Send {
         experts: &[ExpertIdx],
     ) -> Result<(), SourceError>;
 
+    /// Give one of the requested experts that has already arrived to `use_it`; `false` when there is none right now.
+    ///
+    /// # Errors
+    /// If one cannot be read whole.
+    fn with_ready_expert(
+        &mut self,
+        use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
+    ) -> Result<bool, SourceError>;
+
     /// Give the next of the requested experts, in whatever order they arrive, to `use_it`; `false` when all were given.
     ///
     /// # Errors

@@ -8,11 +8,11 @@ use super::groups::ExpertGroups;
 use crate::kernels::Activations;
 
 /// Slots of vectors as wide as a projection.
-pub(super) const WIDE: usize = 5;
+pub(super) const WIDE: usize = 7;
 /// Slots of small vectors.
 pub(super) const SMALL: usize = 2;
 /// Slots of kernel inputs.
-pub(super) const INPUTS: usize = 3;
+pub(super) const INPUTS: usize = 4;
 
 /// The buffers.
 #[derive(Debug, Default)]

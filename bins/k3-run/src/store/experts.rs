@@ -5,7 +5,6 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc, time::Instant};
 
-use crossbeam_channel::{Receiver, Sender};
 use k3_shared::{
     cache::{Decision, ExpertCache, Geometry, GroupBuilder},
     checkpoint::Checkpoint,
@@ -17,7 +16,8 @@ use k3_shared::{
 
 use super::{
     Files, StepReads, StoreOptions, Verify,
-    readers::{Done, Job, Queue, Readers, answers},
+    readers::{Done, Job, Queue, Readers},
+    sync::{Receiver, Sender, channel},
 };
 use crate::model::{ExpertWeights, SourceError};
 
@@ -38,14 +38,20 @@ struct LayerFile {
     offsets: Vec<u64>,
 }
 
+/// The bytes of one expert.
+struct Block {
+    bytes: usize,
+    /// Where each tensor lies in them, in file order.
+    layout: [Range<usize>; 6],
+}
+
 /// The expert slots of a run.
 pub(super) struct ExpertSlots {
     cache: ExpertCache,
     groups: GroupBuilder,
     slots: Vec<Slot>,
     layers: Vec<Option<LayerFile>>,
-    block_bytes: usize,
-    layout: [Range<usize>; 6],
+    block: Block,
     /// Misses of the group whose reads are not issued yet, in processing order.
     waiting: VecDeque<Decision>,
     /// Slots of the group that are ready to be consumed.
@@ -88,31 +94,44 @@ impl ExpertSlots {
             moe.num_experts,
             moe.num_experts_per_token,
         )?;
-        let slots = options.expert_slots;
         let range = |inner: k3_shared::checkpoint::InnerRange| {
             let start = usize::try_from(inner.offset).unwrap_or(usize::MAX);
             start..start.saturating_add(usize::try_from(inner.len).unwrap_or(usize::MAX))
         };
-        Ok(Some(Self {
+        let block = Block {
+            bytes: usize::try_from(moe.expert_bytes()).unwrap_or(usize::MAX),
+            layout: checkpoint.expert_layout().map(range),
+        };
+        Self::over(geometry, layers, block, options, readers).map(Some)
+    }
+
+    fn over(
+        geometry: Geometry,
+        layers: Vec<Option<LayerFile>>,
+        block: Block,
+        options: &StoreOptions,
+        readers: Arc<Readers>,
+    ) -> Result<Self, SourceError> {
+        let slots = options.expert_slots;
+        Ok(Self {
             cache: ExpertCache::new(options.policy, slots, geometry)?,
             groups: GroupBuilder::new(geometry),
             slots: std::iter::repeat_with(Slot::default).take(slots).collect(),
             layers,
-            block_bytes: usize::try_from(moe.expert_bytes()).unwrap_or(usize::MAX),
-            layout: checkpoint.expert_layout().map(range),
+            block,
             waiting: VecDeque::new(),
             ready: VecDeque::new(),
             in_flight: vec![None; slots],
             num_in_flight: 0,
             layer: LayerIdx(0),
             decisions: Vec::new(),
-            done: answers(slots),
+            done: channel(slots),
             readers,
             verify: options.verify,
             digests: options.expert_digests.clone(),
             verified: vec![false; geometry.keys()],
             reads: StepReads::default(),
-        }))
+        })
     }
 
     /// Add what was read for the steps since the last call.
@@ -167,7 +186,7 @@ impl ExpertSlots {
             let (file, offset) = self.place(id)?;
             let slot_state = &mut self.slots[slot as usize];
             slot_state.busy = true;
-            let capacity = covering_bytes(self.block_bytes);
+            let capacity = covering_bytes(self.block.bytes);
             let buffer = slot_state
                 .buffer
                 .take()
@@ -183,7 +202,7 @@ impl ExpertSlots {
             let job = Job {
                 file,
                 offset,
-                len: self.block_bytes,
+                len: self.block.bytes,
                 buffer,
                 hash,
                 tag: u64::from(slot),
@@ -203,30 +222,13 @@ impl ExpertSlots {
         })
     }
 
-    /// Give the next expert of the group to `use_it`; `false` when all were given.
-    pub(super) fn with_next(
+    /// Give an expert of the group that is there to `use_it`; `false` when none is.
+    pub(super) fn with_ready(
         &mut self,
         use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
     ) -> Result<bool, SourceError> {
-        // Take in what has already arrived, so that its slot is known before we decide to wait.
-        while let Ok(done) = self.done.1.try_recv() {
-            self.arrive(done)?;
-        }
-        if self.ready.is_empty() {
-            if self.num_in_flight == 0 {
-                debug_assert!(
-                    self.waiting.is_empty(),
-                    "a slot is busy and nobody will free it"
-                );
-                return Ok(false);
-            }
-            let began = Instant::now();
-            let done = self
-                .done
-                .1
-                .recv()
-                .map_err(|_| SourceError::Other("the reader threads are gone".into()))?;
-            self.reads.wait_seconds += began.elapsed().as_secs_f64();
+        // All that has arrived, so that slots that can be read into again are known.
+        while let Some(done) = self.done.1.try_recv() {
             self.arrive(done)?;
         }
         let Some((expert, slot)) = self.ready.pop_front() else {
@@ -239,13 +241,39 @@ impl ExpertSlots {
                 expert,
                 ExpertWeights {
                     block,
-                    layout: &self.layout,
+                    layout: &self.block.layout,
                 },
             );
         }
         slot.busy = false;
         self.issue()?;
         Ok(true)
+    }
+
+    /// Give the next expert of the group to `use_it`, waiting for it if need be; `false` when all were given.
+    pub(super) fn with_next(
+        &mut self,
+        use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
+    ) -> Result<bool, SourceError> {
+        if self.with_ready(use_it)? {
+            return Ok(true);
+        }
+        if self.num_in_flight == 0 {
+            debug_assert!(
+                self.waiting.is_empty(),
+                "a slot is busy and nobody will free it"
+            );
+            return Ok(false);
+        }
+        let began = Instant::now();
+        let done = self
+            .done
+            .1
+            .recv()
+            .ok_or_else(|| SourceError::Other("the reader threads are gone".into()))?;
+        self.reads.wait_seconds += began.elapsed().as_secs_f64();
+        self.arrive(done)?;
+        self.with_ready(use_it)
     }
 
     fn arrive(&mut self, done: Done) -> Result<(), SourceError> {
@@ -264,7 +292,7 @@ impl ExpertSlots {
             SourceError::Other(format!("expert {expert} of layer {}: {error}", self.layer))
         })?;
         self.check(id, done.digest)?;
-        self.reads.expert_bytes += self.block_bytes as u64;
+        self.reads.expert_bytes += self.block.bytes as u64;
         let slot = &mut self.slots[index];
         slot.payload = payload;
         slot.buffer = Some(done.buffer);
@@ -321,3 +349,6 @@ impl LayerFile {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,8 +4,12 @@
 //! memory; expert reads go first, and the next trunk tile may always be read because its ring slot is its own. What is read
 //! for a step is counted when the step uses it, so that counters follow from the plan and not from timing.
 
+mod activity;
 mod experts;
+#[cfg(test)]
+mod model;
 mod readers;
+mod sync;
 mod trunk;
 
 use std::{
@@ -15,13 +19,14 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use k3_shared::{
     cache::PolicyKind,
     checkpoint::{Checkpoint, TensorLocation},
     config::Config,
-    direct::{AlignedBuf, DirectFile, Mode, covering_bytes},
+    direct::{AlignedBuf, DirectFile, Interpose, Mode, covering_bytes},
     formats::{census::digests::ExpertDigests, trunk::OpenTrunk},
     ids::{ExpertIdx, LayerIdx, TokenId},
     ledger::TileSet,
@@ -66,6 +71,8 @@ pub struct StepReads {
     pub expert_hits: u64,
     /// Seconds in which the arithmetic waited for a read.
     pub wait_seconds: f64,
+    /// Seconds in which at least one read was in flight, for this step or ahead of the next.
+    pub reading_seconds: f64,
 }
 
 /// How the store is laid out: what a plan decided.
@@ -89,6 +96,8 @@ pub struct StoreOptions {
     pub read_bytes: usize,
     /// Direct or buffered reads.
     pub mode: Mode,
+    /// What lies between the files and the disk.
+    pub interpose: Interpose,
     /// When to check digests.
     pub verify: Verify,
     /// Digests of the experts, where the plan names them.
@@ -102,6 +111,9 @@ pub struct Store {
     trunk: TrunkStream,
     experts: Option<ExpertSlots>,
     embedding: Embedding,
+    readers: Arc<Readers>,
+    /// [`Readers::busy`] when it was last taken.
+    busy: Duration,
     reads: StepReads,
     interrupt: Arc<AtomicUsize>,
 }
@@ -124,13 +136,17 @@ impl Store {
         let readers = Arc::new(readers);
         let mut files = Files::new(options);
         let stream = TrunkStream::open(trunk, options, &mut files, Arc::clone(&readers))?;
-        let experts = ExpertSlots::open(checkpoint, num_layers, options, &mut files, readers)?;
+        let expert_readers = Arc::clone(&readers);
+        let experts =
+            ExpertSlots::open(checkpoint, num_layers, options, &mut files, expert_readers)?;
         let embedding = Embedding::open(checkpoint, &mut files)?;
         files.tell();
         Ok(Self {
             trunk: stream,
             experts,
             embedding,
+            readers,
+            busy: Duration::ZERO,
             reads: StepReads::default(),
             interrupt: Arc::clone(&options.interrupt),
         })
@@ -143,6 +159,9 @@ impl Store {
         if let Some(experts) = &mut self.experts {
             experts.add_reads(&mut reads);
         }
+        let busy = self.readers.busy();
+        reads.reading_seconds = busy.saturating_sub(self.busy).as_secs_f64();
+        self.busy = busy;
         reads
     }
 
@@ -182,6 +201,16 @@ impl WeightSource for Store {
         }
     }
 
+    fn with_ready_expert(
+        &mut self,
+        use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
+    ) -> Result<bool, SourceError> {
+        match &mut self.experts {
+            Some(slots) => slots.with_ready(use_it),
+            None => Ok(false),
+        }
+    }
+
     fn with_next_expert(
         &mut self,
         use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
@@ -197,6 +226,7 @@ impl WeightSource for Store {
 struct Files {
     mode: Mode,
     read_bytes: usize,
+    interpose: Interpose,
     open: BTreeMap<PathBuf, Arc<DirectFile>>,
     fallback: Option<String>,
 }
@@ -206,6 +236,7 @@ impl Files {
         Self {
             mode: options.mode,
             read_bytes: options.read_bytes,
+            interpose: options.interpose.clone(),
             open: BTreeMap::new(),
             fallback: None,
         }
@@ -216,7 +247,7 @@ impl Files {
             return Ok(Arc::clone(file));
         }
         let file = DirectFile::open(path, self.mode)?.with_max_transfer(self.read_bytes);
-        let file = Arc::new(file);
+        let file = Arc::new(self.interpose.apply(file));
         if self.fallback.is_none() {
             self.fallback = file.fallback();
         }

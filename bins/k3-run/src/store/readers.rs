@@ -1,15 +1,14 @@
 //! The reader threads: two queues, expert reads first.
 
-use std::{
-    ops::Range,
-    sync::Arc,
-    thread::{Builder, JoinHandle},
-};
+use std::{ops::Range, sync::Arc, time::Duration};
 
-use crossbeam_channel::{Receiver, Sender, bounded, select_biased};
 use k3_shared::direct::{AlignedBuf, DirectError, DirectFile};
 use sha2::{Digest as _, Sha256};
 
+use super::{
+    activity::Activity,
+    sync::{Queues, Sender, Thread},
+};
 use crate::model::SourceError;
 
 /// One read: where from, into what, and who is told.
@@ -46,16 +45,16 @@ pub(super) struct Done {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
     /// Served first.
-    Experts,
+    Experts = 0,
     /// Read-ahead.
-    Trunk,
+    Trunk = 1,
 }
 
 /// A fixed number of threads that read what they are told to.
 pub(super) struct Readers {
-    experts: Option<Sender<Job>>,
-    trunk: Option<Sender<Job>>,
-    threads: Vec<JoinHandle<()>>,
+    queues: Queues<Job>,
+    activity: Arc<Activity>,
+    threads: Vec<Thread>,
 }
 
 impl Readers {
@@ -69,66 +68,49 @@ impl Readers {
         trunk_reads: usize,
     ) -> Result<Self, SourceError> {
         // Senders are bounded by the buffers they own, so a queue with room for all of them never stops one, and never grows.
-        let (experts, from_experts) = bounded(expert_reads.max(1));
-        let (trunk, from_trunk) = bounded(trunk_reads.max(1));
+        let queues = Queues::new([expert_reads, trunk_reads]);
+        let activity = Arc::new(Activity::default());
         let mut threads = Vec::new();
         for index in 0..count.max(1) {
-            let (experts, trunk) = (from_experts.clone(), from_trunk.clone());
-            let thread = Builder::new()
-                .name(format!("k3-read-{index}"))
-                .stack_size(256 << 10)
-                .spawn(move || serve(&experts, &trunk))
+            let jobs = queues.taker();
+            let activity = Arc::clone(&activity);
+            let serve = move || {
+                while let Some(job) = jobs.take() {
+                    run(job, &activity);
+                }
+            };
+            let thread = Thread::spawn(format!("k3-read-{index}"), serve)
                 .map_err(|e| SourceError::Other(format!("reader thread {index}: {e}")))?;
             threads.push(thread);
         }
         Ok(Self {
-            experts: Some(experts),
-            trunk: Some(trunk),
+            queues,
+            activity,
             threads,
         })
     }
 
+    /// The time so far in which at least one read was in flight.
+    pub(super) fn busy(&self) -> Duration {
+        self.activity.busy()
+    }
+
     /// Queue a read. Its answer comes on the job's own channel.
     pub(super) fn submit(&self, queue: Queue, job: Job) {
-        let sender = match queue {
-            Queue::Experts => &self.experts,
-            Queue::Trunk => &self.trunk,
-        };
-        if let Some(sender) = sender {
-            // The receivers live as long as `self`.
-            let _ = sender.send(job);
-        }
+        self.queues.push(queue as usize, job);
     }
 }
 
 impl Drop for Readers {
     fn drop(&mut self) {
-        self.experts = None;
-        self.trunk = None;
+        self.queues.close();
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }
 
-/// A channel on which up to `buffers` answers can wait without stopping a reader.
-pub(super) fn answers(buffers: usize) -> (Sender<Done>, Receiver<Done>) {
-    bounded(buffers.max(1))
-}
-
-fn serve(experts: &Receiver<Job>, trunk: &Receiver<Job>) {
-    loop {
-        let job = select_biased! {
-            recv(experts) -> job => job,
-            recv(trunk) -> job => job,
-        };
-        // Either queue closes only when the store is dropped.
-        let Ok(job) = job else { return };
-        run(job);
-    }
-}
-
-fn run(job: Job) {
+fn run(job: Job, activity: &Activity) {
     let Job {
         file,
         offset,
@@ -138,13 +120,13 @@ fn run(job: Job) {
         tag,
         done,
     } = job;
-    let payload = file.read_covering(&mut buffer, offset, len);
+    let payload = activity.during(|| file.read_covering(&mut buffer, offset, len));
     let digest = match &payload {
         Ok(range) if hash => Some(Sha256::digest(&buffer[range.clone()]).into()),
         _ => None,
     };
     // The asker may be gone when a run ends early.
-    let _ = done.send(Done {
+    done.send(Done {
         tag,
         buffer,
         payload,

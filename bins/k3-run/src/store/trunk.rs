@@ -5,7 +5,6 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
-use crossbeam_channel::{Receiver, Sender};
 use k3_shared::{
     direct::{AlignedBuf, DirectFile},
     formats::{census::digests::parse_hex, trunk::OpenTrunk},
@@ -15,7 +14,8 @@ use k3_shared::{
 
 use super::{
     Files, StepReads, StoreOptions, Verify,
-    readers::{Done, Job, Queue, Readers, answers},
+    readers::{Done, Job, Queue, Readers},
+    sync::{Receiver, Sender, channel},
 };
 use crate::model::SourceError;
 
@@ -97,12 +97,22 @@ impl TrunkStream {
                 resident: None,
             });
         }
+        let folders = format!("{} {}", shell(&options.model_dir), shell(&trunk.dir));
+        Ok(Self::over(tiles, options, readers, folders))
+    }
+
+    fn over(
+        tiles: Vec<Tile>,
+        options: &StoreOptions,
+        readers: Arc<Readers>,
+        folders: String,
+    ) -> Self {
         let num_without_head = tiles
             .iter()
             .position(|t| t.spec.class() == TileClass::Final)
             .unwrap_or(tiles.len());
         let max_in_flight = options.queue_depth.max(1);
-        Ok(Self {
+        Self {
             num_without_head,
             steps: Vec::new(),
             used: Cursor::default(),
@@ -117,13 +127,13 @@ impl TrunkStream {
             arrived: (0..options.ring_slots + max_in_flight)
                 .map(|_| None)
                 .collect(),
-            done: answers(options.ring_slots + max_in_flight),
+            done: channel(options.ring_slots + max_in_flight),
             readers,
             verify: options.verify,
             reads: StepReads::default(),
-            folders: format!("{} {}", shell(&options.model_dir), shell(&trunk.dir)),
+            folders,
             tiles,
-        })
+        }
     }
 
     pub(super) fn announce(&mut self, steps_with_head: &[bool]) {
@@ -145,7 +155,9 @@ impl TrunkStream {
         self.steps.truncate(self.used.step);
         let in_flight = usize::try_from(self.next_issue - self.next_use).unwrap_or(usize::MAX);
         while self.arrived.iter().flatten().count() < in_flight {
-            let Ok(done) = self.done.1.recv() else { break };
+            let Some(done) = self.done.1.recv() else {
+                break;
+            };
             self.keep(done);
         }
         let unused = self.arrived.iter_mut().filter_map(Option::take);
@@ -217,7 +229,10 @@ impl TrunkStream {
             return Some(buffer);
         }
         self.unallocated = self.unallocated.checked_sub(1)?;
-        Some(AlignedBuf::with_capacity(self.slot_bytes))
+        let mut buffer = AlignedBuf::with_capacity(self.slot_bytes);
+        // The tiles it comes to hold are of different sizes.
+        buffer.back_with_memory();
+        Some(buffer)
     }
 
     fn submit(&mut self, index: usize, buffer: AlignedBuf) {
@@ -279,7 +294,7 @@ impl TrunkStream {
                 .done
                 .1
                 .recv()
-                .map_err(|_| SourceError::Other("the reader threads are gone".into()))?;
+                .ok_or_else(|| SourceError::Other("the reader threads are gone".into()))?;
             self.keep(done);
         };
         self.reads.wait_seconds += began.elapsed().as_secs_f64();
@@ -328,3 +343,6 @@ impl TrunkStream {
         self.reads.requested_bytes += requested;
     }
 }
+
+#[cfg(test)]
+pub(in crate::store) mod tests;

@@ -1,11 +1,13 @@
 //! Where the latents of a sequence are kept.
 
+use k3_shared::host::back_with_memory;
+
 use super::super::activations::{LANES, Line};
 
 /// Cached positions of one MLA layer, each the normed latent and then the shared slice as projected, in the storage order
 /// of the kernels: runs of sixteen values, even ones first, the last run filled up with zeros.
 ///
-/// Memory is touched as positions are stored, not before.
+/// All of it is backed by memory from the start, so that no position fails to be stored for want of it.
 #[derive(Debug)]
 pub struct LatentCache {
     values: Vec<f32>,
@@ -22,8 +24,9 @@ impl LatentCache {
     /// If `width` is zero.
     pub fn new(context: usize, width: usize) -> Self {
         assert!(width > 0, "a position holds at least one value");
-        // A zeroed vector of numbers takes no pages until they are written; one of aligned runs would.
-        let values = vec![0.0; context * width.next_multiple_of(LANES) + LANES - 1];
+        let mut values = vec![0.0; context * width.next_multiple_of(LANES) + LANES - 1];
+        // A zeroed vector takes no pages until they are written.
+        back_with_memory(&mut values);
         let skip = values.as_ptr().align_offset(align_of::<Line>());
         Self {
             skip: skip.min(LANES - 1),

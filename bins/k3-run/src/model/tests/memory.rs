@@ -24,6 +24,8 @@ pub(super) struct MemorySource {
     experts: BTreeMap<(u32, u32), Vec<u8>>,
     layout: [Range<usize>; 6],
     requested: VecDeque<(LayerIdx, ExpertIdx)>,
+    /// How often somebody looked whether an expert is there.
+    asked: usize,
 }
 
 impl MemorySource {
@@ -59,6 +61,7 @@ impl MemorySource {
             experts: BTreeMap::new(),
             layout: Default::default(),
             requested: VecDeque::new(),
+            asked: 0,
         }
     }
 
@@ -125,6 +128,15 @@ impl WeightSource for MemorySource {
         self.requested
             .extend(experts.iter().rev().map(|&expert| (layer, expert)));
         Ok(())
+    }
+
+    /// Every second time one is there.
+    fn with_ready_expert(
+        &mut self,
+        use_it: &mut dyn FnMut(ExpertIdx, ExpertWeights<'_>),
+    ) -> Result<bool, SourceError> {
+        self.asked += 1;
+        Ok(self.asked % 2 == 1 && self.with_next_expert(use_it)?)
     }
 
     fn with_next_expert(

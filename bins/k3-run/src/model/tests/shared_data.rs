@@ -43,6 +43,7 @@ fn load_vectors(
         source,
         matrix: &mut matrix,
         profile: &mut profile,
+        meanwhile: None,
     };
     let mut vectors = LayerVectors::default();
     vectors.load(layer, &mut step).unwrap();
@@ -232,6 +233,7 @@ fn shared_data_mla() {
             source: &mut source,
             matrix: &mut matrix,
             profile: &mut profile,
+            meanwhile: None,
         };
         let mut rows = [MlaRows {
             rows: 0..6,
@@ -277,6 +279,7 @@ fn kda_layer(name: &str) {
             source: &mut source,
             matrix: &mut matrix,
             profile: &mut profile,
+            meanwhile: None,
         };
         let mut rows = [KdaRows {
             rows: 0..t,
@@ -331,6 +334,7 @@ fn shared_data_moe() {
             source: &mut source,
             matrix: &mut matrix,
             profile: &mut profile,
+            meanwhile: None,
         };
         let (mut scratch, mut out) = (Workspace::default(), Vec::new());
         moe::run(
