@@ -265,8 +265,9 @@ impl Planner<'_> {
         let working_set = self.spender.model().experts_per_token();
         if self.cli.cache_policy == PolicyKind::Lru && plan.expert_slots < working_set {
             log::warn!(
-                "lru hits nothing below one token's {working_set} experts, and there are {} slots: try --cache-policy layer-distance",
-                plan.expert_slots
+                "lru hits nothing below one token's {working_set} experts, and there are {} slots: try --cache-policy {}",
+                plan.expert_slots,
+                PolicyKind::DEFAULT
             );
         }
         if let Some(warning) = report::host_warning(plan.total_bytes, &plan.host) {

@@ -15,6 +15,7 @@ use k3_shared::{cache::PolicyKind, formats::trace::Trace, host};
 use k3_simcache::{CacheSize, Cli, PartArgs, Replay, generated::Statistics, run, simulate};
 
 type Done = Result<(), Box<dyn Error>>;
+type Measure = fn(&Path) -> Done;
 
 /// What the default table may take on 100,096 requests.
 const TABLE_SECONDS: f64 = 1.0;
@@ -25,7 +26,7 @@ fn main() -> Done {
         .skip(1)
         .filter(|arg| !arg.starts_with('-'))
         .collect();
-    let all: [(&str, fn(&Path) -> Done); 3] = [
+    let all: [(&str, Measure); 3] = [
         ("table", table),
         ("policies", policies),
         ("ten-million", ten_million),

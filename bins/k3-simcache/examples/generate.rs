@@ -1,34 +1,62 @@
-//! Write a generated trace: `generate FILE DECODED_TOKENS [ZIPF REPEAT WINDOW DRIFT SEED]`.
-//!
-//! `cargo run --release -p k3-simcache --example generate -- ten-million.trace 6794`
+//! Write a trace of stated statistics: ten million requests of the released shape with
+//! `cargo run --release -p k3-simcache --example generate -- ten-million.trace --decoded 6794`.
 
-use std::{fs::File, io::BufWriter};
+use std::{fs::File, io::BufWriter, path::PathBuf};
 
 use anyhow::Context as _;
+use clap::Parser;
 use k3_simcache::generated::Statistics;
 
+/// Write a generated trace of the released model's shape.
+#[derive(Debug, Parser)]
+struct Args {
+    /// The trace.
+    file: PathBuf,
+    /// Rows of the prompt.
+    #[arg(long, default_value_t = 0)]
+    prompt: u32,
+    /// Decoded rows.
+    #[arg(long, default_value_t = 64)]
+    decoded: u32,
+    /// Popularity falls as rank to this power.
+    #[arg(long, default_value_t = 0.8)]
+    zipf: f64,
+    /// Probability that a choice repeats a recent one.
+    #[arg(long, default_value_t = 0.3)]
+    repeat: f64,
+    /// Tokens back that choices repeat.
+    #[arg(long, default_value_t = 2)]
+    window: u32,
+    /// Pairs of ranks that change in each layer after each token.
+    #[arg(long, default_value_t = 0.1)]
+    drift: f64,
+    /// Chooses all that is drawn.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
 fn main() -> anyhow::Result<()> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let number = |index: usize, default: f64| -> anyhow::Result<f64> {
-        args.get(index).map_or(Ok(default), |arg| {
-            arg.parse().with_context(|| format!("{arg}: not a number"))
-        })
-    };
-    let path = args
-        .first()
-        .context("usage: generate FILE DECODED_TOKENS [ZIPF REPEAT WINDOW DRIFT SEED]")?;
+    let Args {
+        file,
+        prompt,
+        decoded,
+        zipf,
+        repeat,
+        window,
+        drift,
+        seed,
+    } = Args::parse();
     let statistics = Statistics {
-        prompt: 0,
-        decoded: number(1, 64.0)? as u32,
-        zipf: number(2, 0.8)?,
-        repeat: number(3, 0.3)?,
-        window: number(4, 2.0)? as u32,
-        drift: number(5, 0.1)?,
-        seed: number(6, 1.0)? as u64,
+        prompt,
+        decoded,
+        zipf,
+        repeat,
+        window,
+        drift,
+        seed,
         ..Statistics::RELEASED
     };
-    statistics.write(BufWriter::new(
-        File::create(path).context("cannot create the trace")?,
-    ))?;
+    let to = File::create(&file).with_context(|| file.display().to_string())?;
+    statistics.write(BufWriter::new(to))?;
     Ok(())
 }

@@ -120,7 +120,7 @@ impl Statistics {
     }
 }
 
-/// SplitMix64.
+/// `SplitMix64`.
 struct Random(u64);
 
 impl Random {

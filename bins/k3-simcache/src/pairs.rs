@@ -34,7 +34,7 @@ pub(crate) fn replay(pairs: &[Pair], path: &Path, part: &PartArgs) -> Result<Bui
     let all = view.token_counts(&view.passes);
     let repeated = all.as_ref().ok().map(|counts| view.repeated_tokens(counts));
     if part.pass.is_none() && part.warmup_tokens.is_none() && !part.grouped {
-        view.as_is(&mut builder, all.ok(), repeated);
+        view.as_is(&mut builder, all.ok().as_deref(), repeated);
         return Ok(builder);
     }
     let chosen = match part.pass {
@@ -100,10 +100,10 @@ impl View<'_> {
     }
 
     /// Every pair in order, each a group of its own: nothing says which of them were one step.
-    fn as_is(&self, builder: &mut Builder, counts: Option<Vec<u64>>, repeated: Option<u64>) {
-        self.push(builder, self.pairs, Some(Phase::Unknown));
+    fn as_is(&self, builder: &mut Builder, counts: Option<&[u64]>, repeated: Option<u64>) {
+        push(builder, self.pairs, Some(Phase::Unknown));
         let passes = self.passes.len();
-        let tokens = counts.as_ref().map(|counts| counts.iter().sum());
+        let tokens = counts.map(|counts| counts.iter().sum());
         builder.facts().tokens = tokens;
         builder.facts().repeated_tokens = repeated;
         builder.warn(match (repeated, tokens) {
@@ -141,7 +141,7 @@ impl View<'_> {
                         let experts = token.iter().map(|pair| pair.expert);
                         builder.push(layer, groups.group(layer, experts).map_err(shape)?, phase);
                     } else {
-                        self.push(builder, token, phase);
+                        push(builder, token, phase);
                     }
                 }
                 number += 1;
@@ -159,13 +159,14 @@ impl View<'_> {
         ));
         Ok(())
     }
+}
 
-    fn push(&self, builder: &mut Builder, pairs: &[Pair], phase: Option<Phase>) {
-        for &Pair { layer, expert } in pairs {
-            // The shape was made from the largest numbers of these pairs.
-            if let Some(key) = builder.geometry().key(ExpertId { layer, expert }) {
-                builder.push(layer, &[key], phase);
-            }
+/// Each pair as a group of its own.
+fn push(builder: &mut Builder, pairs: &[Pair], phase: Option<Phase>) {
+    for &Pair { layer, expert } in pairs {
+        // The shape was made from the largest numbers of these pairs.
+        if let Some(key) = builder.geometry().key(ExpertId { layer, expert }) {
+            builder.push(layer, &[key], phase);
         }
     }
 }

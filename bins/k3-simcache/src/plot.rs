@@ -15,8 +15,8 @@ type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<LogCoord<f64>,
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 const SIZE: (u32, u32) = (1080, 600);
-/// Width of the key beside the chart.
-const KEY_WIDTH: i32 = 190;
+/// Width of the chart; the key stands beside it.
+const CHART_WIDTH: u32 = 890;
 const KEY_LINE: i32 = 26;
 
 /// Colours that stay apart in print and for most colour-blind readers, one a policy.
@@ -78,7 +78,7 @@ impl<'a> Plot<'a> {
     fn draw(&self, svg: &mut String) -> Drawn {
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
-        let (left, key) = root.split_horizontally(SIZE.0 as i32 - KEY_WIDTH);
+        let (left, key) = root.split_horizontally(CHART_WIDTH);
         let title = match self.phase {
             Some(_) => "Expert cache: misses of decode steps, by size and policy",
             None => "Expert cache: misses by size and policy",
@@ -229,10 +229,12 @@ impl<'a> Plot<'a> {
                 ))?;
             }
             area.draw(&Circle::new((18, y), 3, colour.filled()))?;
-            let name = match policy.is_replay_only() {
-                true => format!("{policy} (foreknown)"),
-                false => policy.to_string(),
+            let foreknown = if policy.is_replay_only() {
+                " (foreknown)"
+            } else {
+                ""
             };
+            let name = format!("{policy}{foreknown}");
             area.draw(&Text::new(name, (38, y), text.clone()))?;
         }
         Ok(())

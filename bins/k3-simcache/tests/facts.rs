@@ -73,13 +73,13 @@ proptest! {
         let replay = replay_of(&records);
         let gaps = replay.gaps();
         for phase in [Phase::Prefill, Phase::Decode] {
-            let mut asked = 0u32;
-            let mut one_ago = 0u32;
+            let mut asked = 0;
+            let mut one_ago = 0;
             for (number, (of, experts)) in tokens.iter().enumerate().filter(|(_, token)| token.0 == phase) {
                 assert_eq!(*of, phase);
-                asked += u32::try_from(experts.len()).unwrap();
+                asked += experts.len();
                 let before = number.checked_sub(1).map(|before| &tokens[before].1);
-                one_ago += experts.iter().filter(|e| before.is_some_and(|b| b.contains(e))).count() as u32;
+                one_ago += experts.iter().filter(|e| before.is_some_and(|b| b.contains(e))).count();
             }
             let of_phase: Vec<_> = gaps.iter().filter(|gap| gap.phase == phase).collect();
             if asked == 0 {
@@ -87,7 +87,7 @@ proptest! {
                 continue;
             }
             prop_assert_eq!(of_phase[0].tokens, Some(1));
-            prop_assert!((of_phase[0].share - f64::from(one_ago) / f64::from(asked)).abs() < 1e-9);
+            prop_assert!((of_phase[0].share - one_ago as f64 / asked as f64).abs() < 1e-9);
             let all: f64 = of_phase.iter().map(|gap| gap.share).sum();
             prop_assert!((all - 1.0).abs() < 1e-9);
         }
