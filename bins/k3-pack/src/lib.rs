@@ -10,6 +10,7 @@
 
 mod cli;
 mod copy;
+mod embedding;
 mod error;
 #[cfg(test)]
 #[path = "../tests/fixture/mod.rs"]

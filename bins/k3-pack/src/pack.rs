@@ -19,6 +19,7 @@ use k3_shared::{
 use crate::{
     cli::Cli,
     copy::{Copier, Sink, block_bytes, data_bytes, memory_bytes},
+    embedding,
     error::PackError,
     folders::{
         Demand, LockedFolder, PartialFile, Room, check_space, folder_error, lock_all, remove,
@@ -75,8 +76,15 @@ pub(crate) fn pack(cli: &Cli, pool: &Pool) -> Result<Outcome, PackError> {
             return Ok(Outcome::Interrupted(signal));
         }
     };
+    let rows = match embedding::row_digests(&job.source, &shards, pool)? {
+        (Ended::Whole, rows) => rows,
+        (Ended::Interrupted(signal), _) => {
+            log::warn!("interrupted; nothing was kept");
+            return Ok(Outcome::Interrupted(signal));
+        }
+    };
     let old = Trunk::open(&cli.trunk_dir).map_or_else(|_| Vec::new(), |old| old.files);
-    job.publish(partials, &digests)?;
+    job.publish(partials, &digests, &rows)?;
     job.report(cli, begun.elapsed(), data);
     job.note_orphans(&old);
     Ok(Outcome::Done)
@@ -161,7 +169,8 @@ impl Job {
         all.extend(self.folders.first().map(|folder| Demand {
             path: self.record_path(),
             folder: folder.path.clone(),
-            bytes: RECORD_BYTES * self.tiles.len() as u64,
+            bytes: RECORD_BYTES * self.tiles.len() as u64
+                + 32 * self.source.config.vocab_size as u64,
         }));
         check_space(&all)
     }
@@ -217,8 +226,13 @@ impl Job {
 
     /// Make the trunk appear. The old record goes before the first data file is replaced and the new one comes after the
     /// last, each step on disk before the next: at no moment does a record stand beside data that is not its own.
-    fn publish(&self, partials: Vec<PartialFile>, digests: &[Digest]) -> Result<(), PackError> {
-        let trunk = self.records(digests);
+    fn publish(
+        &self,
+        partials: Vec<PartialFile>,
+        digests: &[Digest],
+        rows: &[u8],
+    ) -> Result<(), PackError> {
+        let mut trunk = self.records(digests);
         for (partial, file) in partials.iter().zip(&self.files) {
             partial.file.set_len(file.bytes)?;
             partial.file.sync()?;
@@ -228,6 +242,7 @@ impl Job {
             partial.publish()?;
             folder.sync()?;
         }
+        trunk.embedding = Some(embedding::write(self.trunk_dir(), rows)?);
         let path = self.record_path();
         let write_error = || folder_error(&path, "write");
         let mut file = AtomicFile::create(&path).map_err(write_error())?;
@@ -269,6 +284,7 @@ impl Job {
             files: self.files.clone(),
             layers,
             output,
+            embedding: None,
         }
     }
 

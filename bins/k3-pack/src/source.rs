@@ -43,6 +43,8 @@ pub(crate) struct Source {
     pub(crate) shards: Vec<PathBuf>,
     /// Every tensor of the trunk.
     pub(crate) tensors: BTreeMap<TensorRole, Located>,
+    /// The embedding, which is not part of it.
+    pub(crate) embedding: Located,
 }
 
 /// Every tensor of the trunk of the first `layers` layers.
@@ -67,27 +69,30 @@ impl Source {
         let checkpoint = Checkpoint::open(model_dir, layers)?;
         let mut numbers = BTreeMap::new();
         let mut shards = Vec::new();
-        let mut tensors = BTreeMap::new();
-        for role in trunk_roles(&checkpoint.config, checkpoint.layers) {
+        let mut locate = |role| -> Result<Located, PackError> {
             let found = checkpoint.tensor(role)?;
             let shard = *numbers.entry(found.shard).or_insert_with(|| {
                 shards.push(checkpoint.shard_path(found.shard).to_owned());
                 shards.len() - 1
             });
-            let located = Located {
+            Ok(Located {
                 shard,
                 dtype: found.dtype,
                 shape: found.shape,
                 offset: found.offset,
-            };
-            tensors.insert(role, located);
-        }
+            })
+        };
+        let tensors = trunk_roles(&checkpoint.config, checkpoint.layers)
+            .map(|role| Ok((role, locate(role)?)))
+            .collect::<Result<_, PackError>>()?;
+        let embedding = locate(TensorRole::Embedding)?;
         Ok(Self {
             identity: checkpoint.identity().to_owned(),
             config: checkpoint.config,
             layers: checkpoint.layers,
             shards,
             tensors,
+            embedding,
         })
     }
 

@@ -15,8 +15,10 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     cli::{Cli, RepairTarget},
     copy::block_bytes,
+    embedding,
     folders::LockedFolder,
     pool::{Ended, Pool},
+    source::Source,
     zeros::{Digest, ZeroDigests},
 };
 
@@ -67,7 +69,8 @@ pub(crate) fn verify(cli: &Cli, pool: &Pool, out: &mut dyn Write) -> anyhow::Res
             "repair with: k3-pack {model} {trunk} --repair {target}"
         )?;
     }
-    if !findings.is_empty() {
+    let rows = check_embedding(cli, pool, &open, out)?;
+    if !findings.is_empty() || rows == Rows::Differ {
         return Ok(Outcome::Negative);
     }
     let seconds = begun.elapsed().as_secs_f64();
@@ -75,9 +78,13 @@ pub(crate) fn verify(cli: &Cli, pool: &Pool, out: &mut dyn Write) -> anyhow::Res
     log::info!("{:.2} GB/s", stored as f64 / 1e9 / seconds.max(1e-9));
     writeln!(
         out,
-        "{} tiles, {}: all as recorded",
+        "{} tiles, {}{}: all as recorded",
         tiles.len(),
-        Bytes(stored)
+        Bytes(stored),
+        match rows {
+            Rows::Hold => ", and the embedding's rows",
+            _ => "",
+        }
     )?;
     Ok(Outcome::Done)
 }
@@ -104,6 +111,57 @@ fn identity_holds(cli: &Cli, open: &OpenTrunk, out: &mut dyn Write) -> anyhow::R
             Ok(false)
         }
     }
+}
+
+/// What is known of the embedding's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// They are those that were packed with.
+    Hold,
+    /// Some are not.
+    Differ,
+    /// There are no digests of them, or no checkpoint.
+    Unknown,
+}
+
+/// Compare the rows of the embedding, which lie in their shard, with their digests in the trunk folder.
+fn check_embedding(
+    cli: &Cli,
+    pool: &Pool,
+    open: &OpenTrunk,
+    out: &mut dyn Write,
+) -> anyhow::Result<Rows> {
+    let Some(path) = &open.embedding else {
+        return Ok(Rows::Unknown);
+    };
+    let Ok(source) = Source::open(&cli.model_dir, packed_layers(open)) else {
+        return Ok(Rows::Unknown);
+    };
+    let shards = source.open_shards(cli.mode())?;
+    let (Ended::Whole, found) = embedding::row_digests(&source, &shards, pool)? else {
+        return Ok(Rows::Unknown);
+    };
+    let recorded = std::fs::read(path)?;
+    let rows = found.chunks(32).zip(recorded.chunks(32));
+    let wrong: Vec<usize> = rows
+        .enumerate()
+        .filter(|(_, (found, recorded))| found != recorded)
+        .map(|(row, _)| row)
+        .collect();
+    let Some(first) = wrong.first() else {
+        return Ok(Rows::Hold);
+    };
+    let shard = source.shards.get(source.embedding.shard);
+    writeln!(
+        out,
+        "bad: {} rows of the embedding, the first of token {first}: not those of {}; download {} again, or if it is right: k3-pack --force {} {}",
+        wrong.len(),
+        path.display(),
+        shard.map_or(String::new(), |shard| shard.display().to_string()),
+        shell(&cli.model_dir),
+        shell(&cli.trunk_dir)
+    )?;
+    Ok(Rows::Differ)
 }
 
 /// The `--layers` a trunk was packed with; `None` for the whole model.

@@ -314,6 +314,16 @@ fn open_checkpoint(plan: &Plan, trunk: &OpenTrunk) -> Result<Checkpoint, EngineE
             )],
         ));
     }
+    // The identity vouches for the checkpoint's config, and only this for the trunk's copy of it.
+    if checkpoint.config != trunk.config {
+        let problem = format!(
+            "{}: its config is not the checkpoint's (re-run: k3-pack --force {} {})",
+            trunk.dir.display(),
+            plan.model_dir.display(),
+            trunk.dir.display()
+        );
+        return Err(refused(plan, vec![problem]));
+    }
     Ok(checkpoint)
 }
 

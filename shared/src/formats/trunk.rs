@@ -18,6 +18,8 @@ use crate::{
 pub const SCHEMA: &str = "k3.trunk/1";
 /// The record file's name inside a trunk folder.
 pub const FILE_NAME: &str = "trunk.json";
+/// The name, inside a trunk folder, of the digests of the embedding's rows.
+pub const EMBEDDING_NAME: &str = "embedding.sha256";
 /// The data file's name inside a trunk folder.
 pub const DATA_NAME: &str = "trunk.bin";
 
@@ -88,6 +90,15 @@ pub struct LayerRecord {
     pub tiles: Vec<TileRecord>,
 }
 
+/// Digests of the embedding's rows, which stay in their shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingRecord {
+    /// A file of one SHA-256 a row, 32 bytes each and nothing else, beside the record.
+    pub path: PathBuf,
+    /// Rows.
+    pub rows: usize,
+}
+
 /// A packed trunk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trunk {
@@ -113,6 +124,9 @@ pub struct Trunk {
     pub layers: Vec<LayerRecord>,
     /// The final vectors and the head, in order of use.
     pub output: Vec<TileRecord>,
+    /// Digests of the embedding's rows; trunks packed before there were any have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingRecord>,
 }
 
 /// Why a trunk cannot be used.
@@ -254,13 +268,41 @@ impl Trunk {
             }
             files.push(path);
         }
+        let embedding = trunk.embedding_digests(dir, &config)?;
         Ok(OpenTrunk {
             dir: dir.to_owned(),
             trunk,
             config,
             specs,
             files,
+            embedding,
         })
+    }
+
+    fn embedding_digests(
+        &self,
+        dir: &Path,
+        config: &Config,
+    ) -> Result<Option<PathBuf>, TrunkError> {
+        let Some(record) = &self.embedding else {
+            return Ok(None);
+        };
+        let path = dir.join(&record.path);
+        let metadata = std::fs::metadata(&path).map_err(|source| TrunkError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        let wanted = record.rows as u64 * 32;
+        if record.rows != config.vocab_size || metadata.len() != wanted {
+            let reason = format!(
+                "{} bytes for {} rows of the embedding, not 32 for each of {}",
+                metadata.len(),
+                record.rows,
+                config.vocab_size
+            );
+            return Err(TrunkError::Invalid { path, reason });
+        }
+        Ok(Some(path))
     }
 
     fn check(&self, config: &Config) -> Result<Vec<TileSpec>, String> {
@@ -372,4 +414,6 @@ pub struct OpenTrunk {
     pub specs: Vec<TileSpec>,
     /// Paths of the data files.
     pub files: Vec<PathBuf>,
+    /// The digests of the embedding's rows, 32 bytes each, if the trunk has them.
+    pub embedding: Option<PathBuf>,
 }

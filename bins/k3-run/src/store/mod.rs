@@ -5,6 +5,7 @@
 //! for a step is counted when the step uses it, so that counters follow from the plan and not from timing.
 
 mod activity;
+mod embedding;
 mod experts;
 #[cfg(test)]
 mod model;
@@ -25,20 +26,16 @@ use std::{
 
 use k3_shared::{
     cache::PolicyKind,
-    checkpoint::{Checkpoint, TensorLocation},
-    config::Config,
-    direct::{AlignedBuf, DirectFile, Interpose, Mode, covering_bytes},
+    checkpoint::Checkpoint,
+    direct::{DirectFile, Interpose, Mode},
     formats::{census::digests::ExpertDigests, trunk::OpenTrunk},
     ids::{ExpertIdx, LayerIdx, TokenId},
     ledger::TileSet,
-    names::TensorRole,
     tiles::TileSpec,
 };
 
-use crate::{
-    kernels::widen,
-    model::{ExpertWeights, SourceError, WeightSource},
-};
+use crate::model::{ExpertWeights, SourceError, WeightSource};
+use embedding::Embedding;
 use experts::ExpertSlots;
 use readers::Readers;
 use trunk::TrunkStream;
@@ -142,7 +139,12 @@ impl Store {
         let expert_readers = Arc::clone(&readers);
         let experts =
             ExpertSlots::open(checkpoint, num_layers, options, &mut files, expert_readers)?;
-        let embedding = Embedding::open(checkpoint, &mut files)?;
+        let embedding = Embedding::open(
+            checkpoint,
+            trunk.embedding.as_ref(),
+            options.verify,
+            &mut files,
+        )?;
         files.tell();
         Ok(Self {
             trunk: stream,
@@ -267,95 +269,6 @@ impl Files {
     fn tell(&self) {
         if let Some(why) = &self.fallback {
             log::info!("{why}");
-        }
-    }
-}
-
-/// Rows of the embedding, read when they are needed: 14 KB a token instead of 2.3 GB resident.
-struct Embedding {
-    file: Arc<DirectFile>,
-    place: TensorLocation,
-    buffer: AlignedBuf,
-}
-
-impl Embedding {
-    fn open(checkpoint: &Checkpoint, files: &mut Files) -> Result<Self, SourceError> {
-        let place = checkpoint
-            .tensor(TensorRole::Embedding)
-            .map_err(|e| SourceError::Other(e.to_string()))?;
-        let file = files.get(checkpoint.shard_path(place.shard))?;
-        let buffer =
-            AlignedBuf::with_capacity(covering_bytes(row_bytes(&checkpoint.config, &place)));
-        Ok(Self {
-            file,
-            place,
-            buffer,
-        })
-    }
-
-    /// Bytes asked of the disk.
-    fn read(&mut self, token: TokenId, out: &mut [f32]) -> Result<u64, SourceError> {
-        let row = out.len() * self.place.dtype.bytes();
-        let offset = self.place.offset + token.get() as u64 * row as u64;
-        let range = self.file.read_covering(&mut self.buffer, offset, row)?;
-        widen(
-            crate::model::stored(self.place.dtype, &self.buffer[range]),
-            out,
-        );
-        Ok(self.buffer.len() as u64)
-    }
-}
-
-fn row_bytes(config: &Config, place: &TensorLocation) -> usize {
-    config.hidden_size * place.dtype.bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::FileExt as _;
-
-    use k3_shared::{checkpoint::ShardIdx, names::Dtype, release};
-
-    use super::*;
-
-    /// The last row of the released table begins 4,697,606,728 bytes into its shard: past what 32 bits hold.
-    #[test]
-    fn row_39_the_last_embedding_row_of_the_release_is_read_from_its_own_place() {
-        let config = Config::parse(release::CONFIG_JSON.as_bytes(), "c".as_ref()).unwrap();
-        let (rows, hidden) = (config.vocab_size, config.hidden_size);
-        let (table, row) = (2_348_810_824, hidden as u64 * 2);
-        let last = table + (rows as u64 - 1) * row;
-        assert!(last > u64::from(u32::MAX));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("model-00094-of-000096.safetensors");
-        let file = std::fs::File::create(&path).unwrap();
-        file.write_all_at(&[0x80, 0x3f].repeat(hidden), last)
-            .unwrap();
-        // Where a 32-bit offset would end up.
-        let wrapped = u64::from(u32::try_from(last & u64::from(u32::MAX)).unwrap());
-        file.write_all_at(&[0x00, 0x40].repeat(hidden), wrapped)
-            .unwrap();
-        let place = TensorLocation {
-            shard: ShardIdx(0),
-            dtype: Dtype::Bf16,
-            shape: vec![rows, hidden],
-            offset: table,
-            bytes: rows as u64 * row,
-        };
-        for mode in [Mode::Auto, Mode::Buffered] {
-            let mut embedding = Embedding {
-                file: Arc::new(DirectFile::open(&path, mode).unwrap()),
-                buffer: AlignedBuf::with_capacity(covering_bytes(row_bytes(&config, &place))),
-                place: place.clone(),
-            };
-            let mut out = vec![0.0; hidden];
-            let token = TokenId(u32::try_from(rows).unwrap() - 1);
-            let requested = embedding.read(token, &mut out).unwrap();
-            assert!(out.iter().all(|x| x.to_bits() == 1f32.to_bits()));
-            assert!(
-                requested <= 5 * 4096,
-                "the blocks of one row, not {requested} bytes"
-            );
         }
     }
 }
