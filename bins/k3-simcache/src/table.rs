@@ -109,15 +109,17 @@ fn facts(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 fn reuse(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     for distance in &report.reuse_distances {
         let of = of(report, distance.phase);
-        let slots = |slots: Option<u64>| slots.map_or("-".to_owned(), |slots| slots.to_string());
-        writeln!(
-            out,
-            "Reuse{of}: {:.2} % of requests repeat; half of those within {} distinct experts, 90 % within {}, 99 % within {}.",
-            100.0 * distance.ceiling,
-            slots(distance.median),
-            slots(distance.p90),
-            slots(distance.p99)
-        )?;
+        if let (Some(median), Some(p90), Some(p99)) = (distance.median, distance.p90, distance.p99)
+        {
+            writeln!(
+                out,
+                "Reuse{of}: {:.2} % of requests repeat; half of those within {median} distinct experts, 90 % within {p90}, \
+                 99 % within {p99}.",
+                100.0 * distance.ceiling,
+            )?;
+        } else {
+            writeln!(out, "Reuse{of}: no request repeats one of an earlier step.")?;
+        }
         let gaps = report
             .reuse_tokens
             .iter()
