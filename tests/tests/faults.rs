@@ -354,3 +354,30 @@ fn a_shard_or_trunk_written_to_during_the_run_stops_it_and_is_named() {
         ]);
     }
 }
+
+#[test]
+fn a_flipped_bit_of_an_embedding_row_is_noticed_when_the_row_is_used() {
+    let setup = Setup::new(&["--budget", "200M"]);
+    let checkpoint = Checkpoint::open(&setup.fixture.model, None).unwrap();
+    let table = checkpoint.tensor(TensorRole::Embedding).unwrap();
+    let shard = checkpoint.shard_path(table.shard).to_owned();
+    let row = checkpoint.config.hidden_size as u64 * table.dtype.bytes() as u64;
+    // Token 300 is of the prompt, and token 301 is nowhere.
+    poke(&shard, table.offset + 301 * row + 3, |byte| byte ^ 0x10);
+    setup.run_golden(&["--gen", "2"]).expect(0);
+    assert_eq!(ids_of(&setup.report()), golden_ids()[..2]);
+    let mut verify = tool("k3-pack");
+    verify
+        .arg(&setup.fixture.model)
+        .arg(&setup.fixture.trunk)
+        .arg("--verify");
+    let done = finish(&mut verify).expect(1);
+    assert!(done.text().contains("token 301"), "{}", done.text());
+
+    poke(&shard, table.offset + 300 * row + 3, |byte| byte ^ 0x10);
+    let done = setup.run_golden(&["--gen", "2"]).expect(1);
+    let name = shard.file_name().unwrap().to_str().unwrap();
+    let done = done.says(&["row 300 of the embedding", name, "digest"]);
+    assert!(done.stdout.is_empty() || done.text().trim().is_empty());
+    setup.run_golden(&["--gen", "2", "--no-verify"]).expect(0);
+}

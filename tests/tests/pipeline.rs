@@ -241,11 +241,11 @@ fn the_report_has_every_field_and_its_sums_are_sums() {
             "{step}"
         );
         let reading = number(step, "reading_seconds");
-        assert!(reading > 0.0, "every step of this plan reads");
         assert!(["disk", "compute"].contains(&step["bound_by"].as_str().unwrap()));
         let payload = count(step, "trunk_bytes_read")
             + count(step, "head_bytes_read")
             + count(step, "expert_bytes_read");
+        assert!(reading >= 0.0 && (reading > 0.0 || payload == 0), "{step}");
         assert!(
             count(step, "bytes_requested") > payload,
             "padding and an embedding row come on top"

@@ -160,7 +160,10 @@ fn every_tile_holds_the_checkpoints_rows() {
     ] {
         let open = bench.pack(flags);
         bench.assert_exact(&open, LAYERS);
-        assert_eq!(bench.names(), ["trunk.bin", "trunk.json"]);
+        assert_eq!(
+            bench.names(),
+            ["embedding.sha256", "trunk.bin", "trunk.json"]
+        );
         let spec_bytes = |role: &TensorRole| bench.model.spec(*role).bytes();
         let roles = trunk_roles(&bench.model.config, LAYERS);
         let layers = roles.iter().filter(|r| matches!(r, TensorRole::Layer(..)));
@@ -416,7 +419,7 @@ fn a_killed_pack_leaves_nothing_that_is_accepted_and_an_old_trunk_whole() {
     let open = bench.pack(&[]);
     assert_eq!(
         bench.names(),
-        ["trunk.bin", "trunk.json"],
+        ["embedding.sha256", "trunk.bin", "trunk.json"],
         "what was left is reused"
     );
     signalled(&bench, &["--force"], rustix::process::Signal::KILL).expect("killed in time");
