@@ -106,6 +106,7 @@ fn run_traced(plan: &Plan, trace: &Path) -> Vec<StepReport> {
         stop_ids: Vec::new(),
         recompute: false,
         score_prompt: false,
+        leave_rows: 0,
     };
     let mut sampler = Sampler::new(0.0, 1.0, 0).unwrap();
     let mut emit = |_| Ok(());

@@ -331,3 +331,26 @@ fn the_number_of_threads_changes_nothing_but_the_report() {
         .expect(2)
         .says(&["--threads"]);
 }
+
+#[test]
+fn a_shard_or_trunk_written_to_during_the_run_stops_it_and_is_named() {
+    let setup = Setup::new(&["--budget", "floor"]);
+    let shard = place(&setup, USED, None).0;
+    let trunk = setup.read_plan().trunk_files[0].clone();
+    for file in [shard, trunk] {
+        let child = setup.start(&["--ids", "1,2,3", "--no-stop", "--gen", "4000"]);
+        // Some steps are done by then, and far from all.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        poke(&file, 4096, |byte| byte);
+        let done = Done::of(child.wait_with_output().unwrap()).expect(1);
+        let report = setup.report();
+        assert_eq!(report["finish"], "error");
+        let generated = ids_of(&report).len();
+        assert!(generated > 0 && generated < 4000, "{generated} tokens");
+        done.says(&[
+            file.to_str().unwrap(),
+            "changed during the run",
+            "k3-census",
+        ]);
+    }
+}

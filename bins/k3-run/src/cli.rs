@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, Parser, ValueEnum};
 
-use crate::store::Verify;
+use crate::{saved::Interval, store::Verify};
 
 /// Generate tokens from a plan.
 ///
@@ -25,6 +25,9 @@ pub struct Cli {
     /// What to write besides the text.
     #[command(flatten)]
     pub outputs: OutputArgs,
+    /// Where to go on from, and what to save.
+    #[command(flatten)]
+    pub state: StateArgs,
     /// How to compute; none of these changes a bit, except where said.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -36,9 +39,9 @@ pub struct Cli {
     pub verbose: u8,
 }
 
-/// The prompt: exactly one of the four.
+/// The prompt: exactly one of the four, or none with `--resume`.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub struct PromptArgs {
     /// The prompt as text; names of special tokens in it are plain text.
     #[arg(long, value_name = "TEXT")]
@@ -66,25 +69,32 @@ pub struct SamplingArgs {
     /// Stop at no token.
     #[arg(long, conflicts_with = "stop_id")]
     pub no_stop: bool,
-    /// 0 takes the likeliest token; the publisher recommends 1.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "X",
-        default_value_t = 0.0
-    )]
-    pub temperature: f64,
-    /// Choose among the likeliest tokens that together have this probability.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "X",
-        default_value_t = 1.0
-    )]
-    pub top_p: f64,
-    /// Seed of the random choice.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    /// 0 takes the likeliest token; the publisher recommends 1 [default: 0, or the resumed state's].
+    #[arg(long, allow_negative_numbers = true, value_name = "X")]
+    pub temperature: Option<f64>,
+    /// Choose among the likeliest tokens that together have this probability [default: 1, or the resumed state's].
+    #[arg(long, allow_negative_numbers = true, value_name = "X")]
+    pub top_p: Option<f64>,
+    /// Seed of the random choice [default: 0, or where the resumed state stands].
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// Saved states.
+#[derive(Debug, Args)]
+pub struct StateArgs {
+    /// Save the sequence here at the end, so that --resume goes on from it. Ctrl-C then finishes the step in progress first.
+    #[arg(long, value_name = "FILE", conflicts_with = "recompute")]
+    pub state: Option<PathBuf>,
+    /// Also save after every so many tokens, or so much time: 90s, 30m, 2h.
+    #[arg(long, value_name = "N|TIME", requires = "state")]
+    pub save_every: Option<Interval>,
+    /// Go on from a saved state, bit for bit, with any plan of the same checkpoint; a prompt given as well comes after it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["recompute", "score"])]
+    pub resume: Option<PathBuf>,
+    /// Replace a state that is already at --state; one that is resumed from may always be.
+    #[arg(long, requires = "state")]
+    pub force: bool,
 }
 
 /// Files to write besides the text; each is replaced whole or not at all.

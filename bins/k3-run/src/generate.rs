@@ -10,12 +10,13 @@ use crate::{
     observe::{StepObserver, StepRows},
     report::{self, BoundBy, Finish, Spent, StepReport},
     sampler::{Sampler, SamplerError},
+    saved::SavedError,
 };
 
 /// What to generate.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The prompt, at least one id.
+    /// Every token before the first to be generated, at least one.
     pub prompt_ids: Vec<u32>,
     /// Tokens to generate at most.
     pub num_tokens: usize,
@@ -25,6 +26,9 @@ pub struct Request {
     pub recompute: bool,
     /// Run the head over every prompt row.
     pub score_prompt: bool,
+    /// Prompt rows at the end that are not computed: one, where a state is saved before any token is generated, so that the run
+    /// that goes on has its logits.
+    pub leave_rows: usize,
 }
 
 /// Why a run stopped early.
@@ -40,6 +44,12 @@ pub enum GenerateError {
     /// An output could not be written.
     #[error(transparent)]
     Output(#[from] std::io::Error),
+    /// The state could not be saved.
+    #[error(transparent)]
+    Save(#[from] SavedError),
+    /// A signal came; the step was finished and the state saved.
+    #[error("interrupted")]
+    Stopped,
     /// The prompt and the tokens do not fit the planned context.
     #[error(
         "{prompt} prompt tokens and {generated} generated ones need {wanted} positions, but the plan has {context} \
@@ -61,7 +71,7 @@ impl GenerateError {
     /// Whether a signal or a reader that has had all it wanted, not a fault, ended the run.
     pub fn is_interrupt(&self) -> bool {
         match self {
-            Self::Model(ModelError::Source(SourceError::Interrupted)) => true,
+            Self::Model(ModelError::Source(SourceError::Interrupted)) | Self::Stopped => true,
             Self::Output(error) => error.kind() == std::io::ErrorKind::BrokenPipe,
             _ => false,
         }
@@ -86,7 +96,53 @@ pub fn positions(prompt: usize, generated: usize) -> usize {
     prompt + generated.saturating_sub(1)
 }
 
-/// Generate, calling `emit` with each token that belongs to the text.
+/// A sequence between two steps, to be saved.
+#[derive(Debug)]
+pub struct Boundary<'a> {
+    /// What was computed.
+    pub state: &'a SequenceState,
+    /// Tokens computed since the last boundary.
+    pub rows: usize,
+    /// Tokens before the first generated one.
+    pub prompt_ids: &'a [u32],
+    /// Tokens generated; of all tokens, at least the last is not computed.
+    pub generated_ids: &'a [u32],
+    /// The generator that chose them.
+    pub generator: u64,
+    /// Whether no step follows.
+    pub is_last: bool,
+}
+
+/// Is told of every boundary between steps: what saves states.
+pub trait Save {
+    /// Save if it is time to; whether the run should stop here, which is then the last boundary.
+    ///
+    /// # Errors
+    /// If the state cannot be saved.
+    fn boundary(&mut self, boundary: &Boundary<'_>) -> Result<bool, SavedError>;
+}
+
+/// A run that saves nothing and stops by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Unsaved;
+
+impl Save for Unsaved {
+    fn boundary(&mut self, _: &Boundary<'_>) -> Result<bool, SavedError> {
+        Ok(false)
+    }
+}
+
+/// Where a run begins, and who is told what.
+pub struct Hooks<'a> {
+    /// What watches the steps.
+    pub observer: &'a mut dyn StepObserver,
+    /// Is called with each token that belongs to the text.
+    pub emit: &'a mut dyn FnMut(u32) -> std::io::Result<()>,
+    /// Saves states.
+    pub save: &'a mut dyn Save,
+}
+
+/// Generate from the start of a sequence.
 ///
 /// Whatever ends the run, the tokens and steps so far are returned.
 pub fn generate(
@@ -96,15 +152,34 @@ pub fn generate(
     observer: &mut dyn StepObserver,
     emit: &mut dyn FnMut(u32) -> std::io::Result<()>,
 ) -> Generated {
+    let state = engine.new_sequence();
+    let hooks = Hooks {
+        observer,
+        emit,
+        save: &mut Unsaved,
+    };
+    generate_from(engine, state, request, sampler, hooks)
+}
+
+/// Generate from a state in which the first [`SequenceState::position`] tokens of the request are computed, and not all of them.
+///
+/// Whatever ends the run, the tokens and steps so far are returned.
+pub fn generate_from(
+    engine: &mut Engine,
+    mut state: SequenceState,
+    request: &Request,
+    sampler: &mut Sampler,
+    hooks: Hooks<'_>,
+) -> Generated {
     let mut run = Run {
         engine,
-        observer,
+        hooks,
         steps: Vec::new(),
         ids: Vec::new(),
         tokens: Vec::new(),
         number: 0,
     };
-    let outcome = run.all(request, sampler, emit);
+    let outcome = run.all(&mut state, request, sampler);
     let (finish, error) = match outcome {
         Ok(finish) => (finish, None),
         Err(error) if error.is_interrupt() => (Finish::Interrupted, Some(error)),
@@ -118,9 +193,9 @@ pub fn generate(
     }
 }
 
-struct Run<'a> {
+struct Run<'a, 'h> {
     engine: &'a mut Engine,
-    observer: &'a mut dyn StepObserver,
+    hooks: Hooks<'h>,
     steps: Vec<StepReport>,
     ids: Vec<u32>,
     /// Those of the step in progress.
@@ -128,12 +203,12 @@ struct Run<'a> {
     number: u64,
 }
 
-impl Run<'_> {
+impl Run<'_, '_> {
     fn all(
         &mut self,
+        state: &mut SequenceState,
         request: &Request,
         sampler: &mut Sampler,
-        emit: &mut dyn FnMut(u32) -> std::io::Result<()>,
     ) -> Result<Finish, GenerateError> {
         let prompt = &request.prompt_ids;
         let wanted = positions(prompt.len(), request.num_tokens);
@@ -147,57 +222,90 @@ impl Run<'_> {
                 context,
             });
         }
-        self.announce(request);
-        let mut state = self.engine.new_sequence();
-        self.prefill(&mut state, prompt, request, request.num_tokens > 0)?;
+        self.announce(state.position, request);
+        let computed = state.position;
+        let rows = prompt.len() - request.leave_rows.min(prompt.len());
+        self.prefill(state, &prompt[..rows], request, sampler)?;
+        if request.num_tokens == 0 {
+            self.boundary(state, request, sampler, rows - computed.min(rows), true)?;
+        }
         while self.ids.len() < request.num_tokens {
             let began = Instant::now();
-            let token = sampler.sample(self.observer.last_logits())?;
+            let token = sampler.sample(self.hooks.observer.last_logits())?;
             if let Some(step) = self.steps.last_mut() {
                 step.spent
                     .add_part(Part::Sampling, began.elapsed().as_secs_f64());
             }
-            self.observer.generated()?;
+            self.hooks.observer.generated()?;
             self.ids.push(token);
-            if request.stop_ids.contains(&token) {
+            let is_stop = request.stop_ids.contains(&token);
+            let emitted = if is_stop {
+                Ok(())
+            } else {
+                (self.hooks.emit)(token)
+            };
+            let is_last = is_stop || emitted.is_err() || self.ids.len() == request.num_tokens;
+            self.boundary(state, request, sampler, 1, is_last)?;
+            emitted?;
+            if is_stop {
                 return Ok(Finish::Stop);
             }
-            emit(token)?;
-            if self.ids.len() == request.num_tokens {
+            if is_last {
                 break;
             }
             if request.recompute {
-                state = self.engine.new_sequence();
+                *state = self.engine.new_sequence();
                 let prefix: Vec<u32> = prompt.iter().chain(&self.ids).copied().collect();
-                self.prefill(
-                    &mut state,
-                    &prefix,
-                    &Request {
-                        score_prompt: false,
-                        ..request.clone()
-                    },
-                    true,
-                )?;
+                let request = Request {
+                    score_prompt: false,
+                    ..request.clone()
+                };
+                self.prefill(state, &prefix, &request, sampler)?;
             } else {
-                self.step(&mut state, Mode::Decode, &[token], Output::Last)?;
+                self.step(state, Mode::Decode, &[token], Output::Last)?;
             }
         }
         Ok(Finish::Length)
     }
 
+    /// Between two steps: what was computed may be saved, and the run may have to stop.
+    fn boundary(
+        &mut self,
+        state: &SequenceState,
+        request: &Request,
+        sampler: &Sampler,
+        rows: usize,
+        is_last: bool,
+    ) -> Result<(), GenerateError> {
+        let boundary = Boundary {
+            state,
+            rows,
+            prompt_ids: &request.prompt_ids,
+            generated_ids: &self.ids,
+            generator: sampler.state(),
+            is_last,
+        };
+        let stop = self.hooks.save.boundary(&boundary)?;
+        if stop && !is_last {
+            return Err(GenerateError::Stopped);
+        }
+        Ok(())
+    }
+
     /// Tell the store which steps are to come, so that it reads ahead across their boundaries and never past the last.
-    fn announce(&mut self, request: &Request) {
+    fn announce(&mut self, computed: usize, request: &Request) {
         let chunk = self.engine.plan().prefill_chunk.max(1);
         let chunks = |rows: usize, head: bool, score: bool| {
             let count = rows.div_ceil(chunk);
             (0..count).map(move |index| score || (head && index + 1 == count))
         };
-        let prompt = request.prompt_ids.len();
+        let rows = request.prompt_ids.len();
+        let rows = rows.saturating_sub(computed + request.leave_rows);
         let mut steps: Vec<bool> =
-            chunks(prompt, request.num_tokens > 0, request.score_prompt).collect();
+            chunks(rows, request.num_tokens > 0, request.score_prompt).collect();
         for more in 1..request.num_tokens {
             if request.recompute {
-                steps.extend(chunks(prompt + more, true, false));
+                steps.extend(chunks(request.prompt_ids.len() + more, true, false));
             } else {
                 steps.push(true);
             }
@@ -205,24 +313,36 @@ impl Run<'_> {
         self.engine.announce(&steps);
     }
 
+    /// Compute those of `ids` that are not yet; the last row's logits are wanted if tokens are.
     fn prefill(
         &mut self,
         state: &mut SequenceState,
         ids: &[u32],
         request: &Request,
-        needs_logits: bool,
+        sampler: &Sampler,
     ) -> Result<(), GenerateError> {
         let chunk = self.engine.plan().prefill_chunk.max(1);
-        let count = ids.len().div_ceil(chunk);
-        for (index, tokens) in ids.chunks(chunk).enumerate() {
+        let rest = ids.get(state.position..).unwrap_or_default();
+        // The one token that a saved state left to be computed is as any other generated one.
+        let mode = if rest.len() == 1 && state.position > 0 {
+            Mode::Decode
+        } else {
+            Mode::Prefill
+        };
+        let count = rest.len().div_ceil(chunk);
+        for (index, tokens) in rest.chunks(chunk).enumerate() {
+            let is_last = index + 1 == count;
             let output = if request.score_prompt {
                 Output::All
-            } else if needs_logits && index + 1 == count {
+            } else if request.num_tokens > 0 && is_last {
                 Output::Last
             } else {
                 Output::None
             };
-            self.step(state, Mode::Prefill, tokens, output)?;
+            self.step(state, mode, tokens, output)?;
+            if !is_last {
+                self.boundary(state, request, sampler, tokens.len(), false)?;
+            }
         }
         Ok(())
     }
@@ -241,16 +361,16 @@ impl Run<'_> {
             position: state.position,
             ids,
         };
-        self.observer.begin(&rows, output);
+        self.hooks.observer.begin(&rows, output);
         self.tokens.clear();
         self.tokens.extend(ids.iter().copied().map(TokenId));
         let mut segments = [Segment {
             state,
             tokens: &self.tokens,
         }];
-        self.engine
-            .step(&mut segments, output, self.observer.as_observer())?;
-        self.observer.end()?;
+        let observer = self.hooks.observer.as_observer();
+        self.engine.step(&mut segments, output, observer)?;
+        self.hooks.observer.end()?;
         self.number += 1;
         let reads = self.engine.take_reads();
         let seconds = began.elapsed().as_secs_f64();

@@ -12,6 +12,8 @@ pub mod observe;
 mod prompt;
 pub mod report;
 pub mod sampler;
+pub mod saved;
+mod signals;
 pub mod store;
 pub mod tokenizer;
 
@@ -19,10 +21,7 @@ use std::{
     fs::File,
     io::{self, IsTerminal as _, Read as _, Write},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use anyhow::{Context as _, bail};
@@ -38,12 +37,13 @@ use k3_shared::{
 
 pub use cli::{Cli, IsaChoice};
 use engine::{Engine, EngineOptions};
-use generate::{Generated, Request, generate};
+use generate::{GenerateError, Generated, Hooks, Request, generate_from};
 use kernels::{Isa, NanScales};
 use observe::RunObserver;
 use prompt::Prompt;
-use report::{Finish, Report};
-use sampler::Sampler;
+use report::{Finish, Report, StateReport};
+use saved::{Resumed, SavedError, Saver};
+use signals::Signals;
 use tokenizer::{Decoder, Tokenizer};
 
 /// Run the tool: the generated text goes to `out`, all else to stderr and the files asked for.
@@ -53,10 +53,26 @@ use tokenizer::{Decoder, Tokenizer};
 /// refused plan, are [`Outcome::Negative`].
 pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     term::init_log(cli.quiet, cli.verbose);
-    let interrupt = catch_signals()?;
+    match run_plan(cli, out) {
+        Err(error) if is_refused_state(&error) => {
+            log::error!("{error:#}");
+            Ok(Outcome::Negative)
+        }
+        outcome => outcome,
+    }
+}
+
+fn is_refused_state(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<SavedError>()
+        .is_some_and(SavedError::is_refusal)
+}
+
+fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
+    let signals = Signals::catch(cli.state.state.is_some())?;
     let plan = read_plan(cli.plan.as_deref())?;
     let prompt = Prompt::open(cli, &plan.model_dir)?;
-    let options = engine_options(cli, Arc::clone(&interrupt))?;
+    let options = engine_options(cli, Arc::clone(&signals.interrupt))?;
     observe::check_writable(&cli.outputs)?;
     let mut engine = match Engine::open(plan, &options) {
         Ok(engine) => engine,
@@ -66,12 +82,20 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         }
         Err(error) => return Err(error.into()),
     };
-    let request = request(cli, &engine, &prompt)?;
-    let mut sampler = Sampler::new(
-        cli.sampling.temperature,
-        cli.sampling.top_p,
-        cli.sampling.seed,
-    )?;
+    let resumed = Resumed::open(cli, &engine)?;
+    let before = resumed.as_ref().map(Resumed::header);
+    let request = request(cli, &engine, &prompt, before)?;
+    let (mut sampler, sampling) = saved::sampler(&cli.sampling, before.map(|h| &h.sampling))?;
+    // What was generated before goes on only if no prompt comes in between.
+    let said = match before {
+        Some(header) if prompt.ids.is_empty() => {
+            let generated = usize::try_from(header.generated)?;
+            header.ids[header.ids.len() - generated..].to_vec()
+        }
+        _ => Vec::new(),
+    };
+    let stop = Arc::clone(&signals.stop);
+    let mut saver = Saver::open(cli, &engine, sampling, said.len(), stop)?;
     let config = engine.config();
     let header = TraceHeader {
         identity: engine.plan().identity.clone(),
@@ -89,35 +113,31 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         header,
         status.clone(),
     )?;
-    let mut text = TextOut::new(out, prompt.tokenizer.as_ref());
-    let generated = generate(
-        &mut engine,
-        &request,
-        &mut sampler,
-        &mut observer,
-        &mut |id| status.suspend(|| text.push(id)),
-    );
+    let mut text = TextOut::new(out, prompt.tokenizer.as_ref(), &said);
+    let mut state = engine.new_sequence();
+    let mut from = None;
+    if let Some(resumed) = resumed {
+        from = Some(resumed.report.clone());
+        state = resumed.read(state)?;
+    }
+    let hooks = Hooks {
+        observer: &mut observer,
+        emit: &mut |id| status.suspend(|| text.push(id)),
+        save: &mut saver,
+    };
+    let generated = generate_from(&mut engine, state, &request, &mut sampler, hooks);
     observer.finish()?;
-    let text = text.finish()?;
+    let text = text.finish(saver.report.is_some())?;
+    let states = (from, saver.report);
     finish(
         cli,
         engine,
         request,
         generated,
         text,
-        interrupt.load(Ordering::Relaxed),
+        states,
+        signals.number(),
     )
-}
-
-/// The number of the signal that came, or zero.
-fn catch_signals() -> anyhow::Result<Arc<AtomicUsize>> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    let interrupt = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGINT, SIGTERM] {
-        let number = usize::try_from(signal)?;
-        signal_hook::flag::register_usize(signal, Arc::clone(&interrupt), number)?;
-    }
-    Ok(interrupt)
 }
 
 /// Read the plan from a file or standard input.
@@ -192,7 +212,13 @@ fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<Engi
     })
 }
 
-fn request(cli: &Cli, engine: &Engine, prompt: &Prompt) -> anyhow::Result<Request> {
+/// What to generate: after the tokens of a state, if there is one, and then those of the prompt.
+fn request(
+    cli: &Cli,
+    engine: &Engine,
+    prompt: &Prompt,
+    before: Option<&saved::Header>,
+) -> anyhow::Result<Request> {
     let vocab_size = engine.config().vocab_size;
     let unknown = |ids: &[u32]| ids.iter().copied().find(|&id| id as usize >= vocab_size);
     if let Some(id) = unknown(&prompt.ids) {
@@ -201,22 +227,26 @@ fn request(cli: &Cli, engine: &Engine, prompt: &Prompt) -> anyhow::Result<Reques
     if let Some(id) = unknown(&cli.sampling.stop_id) {
         bail!("--stop-id {id} is not below the vocabulary size {vocab_size}");
     }
+    let before = before.map_or(&[][..], |header| &header.ids);
+    let prompt_ids = [before, &prompt.ids].concat();
     let num_tokens = cli.sampling.num_tokens;
-    let wanted = generate::positions(prompt.ids.len(), num_tokens);
+    let wanted = generate::positions(prompt_ids.len(), num_tokens);
     let context = engine.plan().context;
     if wanted > context {
         bail!(
             "{} prompt tokens and {num_tokens} generated ones need {wanted} positions, but the plan has {context}; \
              plan again: k3-plan --context {wanted}",
-            prompt.ids.len()
+            prompt_ids.len()
         );
     }
+    let saves_prompt_alone = cli.state.state.is_some() && num_tokens == 0;
     Ok(Request {
-        prompt_ids: prompt.ids.clone(),
+        prompt_ids,
         num_tokens,
         stop_ids: stop_ids(cli, engine, prompt.tokenizer.as_ref()),
         recompute: cli.engine.recompute,
         score_prompt: cli.outputs.score.is_some(),
+        leave_rows: usize::from(saves_prompt_alone && cli.outputs.score.is_none()),
     })
 }
 
@@ -247,11 +277,18 @@ struct TextOut<'a> {
 }
 
 impl<'a> TextOut<'a> {
-    fn new(out: &'a mut dyn Write, tokenizer: Option<&'a Tokenizer>) -> Self {
+    /// Text that goes on after `said`, whose last character may lack bytes.
+    fn new(out: &'a mut dyn Write, tokenizer: Option<&'a Tokenizer>, said: &[u32]) -> Self {
+        let mut decoder = Decoder::default();
+        if let Some(tokenizer) = tokenizer {
+            for &id in said {
+                decoder.push(tokenizer, id);
+            }
+        }
         Self {
             out,
             tokenizer,
-            decoder: Decoder::default(),
+            decoder,
             text: String::new(),
             count: 0,
         }
@@ -273,9 +310,13 @@ impl<'a> TextOut<'a> {
         self.out.flush()
     }
 
-    /// Flush what was held back and end the line; the text, if there is a tokenizer.
-    fn finish(mut self) -> io::Result<Option<String>> {
-        let rest = std::mem::take(&mut self.decoder).finish();
+    /// Flush what was held back, unless a saved state `goes_on` with it, and end the line; the text, if there is a tokenizer.
+    fn finish(mut self, goes_on: bool) -> io::Result<Option<String>> {
+        let rest = if goes_on {
+            String::new()
+        } else {
+            std::mem::take(&mut self.decoder).finish()
+        };
         // A reader that is gone has had all it wanted; the report is still to be written.
         let written = self.write(&rest).and_then(|()| self.out.write_all(b"\n"));
         match written.and_then(|()| self.out.flush()) {
@@ -292,6 +333,7 @@ fn finish(
     request: Request,
     generated: Generated,
     text: Option<String>,
+    (resumed, saved): (Option<StateReport>, Option<StateReport>),
     signal: usize,
 ) -> anyhow::Result<Outcome> {
     let discarded = engine.discard_readahead();
@@ -304,6 +346,8 @@ fn finish(
         text,
         finish: generated.finish,
         error: generated.error.as_ref().map(ToString::to_string),
+        resumed,
+        saved,
         identity: plan.identity.clone(),
         num_layers: plan.num_layers,
         experts_verified: engine.experts_verified(),
@@ -325,8 +369,17 @@ fn finish(
         term::write_atomic(path, &text)?;
     }
     log::info!("{}", report.summary());
+    if let Some(state) = &report.saved {
+        log::info!(
+            "saved {} of {} tokens; go on with: k3-run --resume {}",
+            state.position,
+            state.tokens,
+            term::shell(&state.path)
+        );
+    }
     match (generated.finish, generated.error) {
-        (Finish::Error, Some(generate::GenerateError::Output(error))) => Err(error.into()),
+        (Finish::Error, Some(GenerateError::Output(error))) => Err(error.into()),
+        (Finish::Error, Some(GenerateError::Save(error))) => Err(error.into()),
         (Finish::Error, error) => {
             if let Some(error) = error {
                 log::error!("{error}");
@@ -335,7 +388,7 @@ fn finish(
         }
         // A reader that closed the pipe has had all it wanted.
         (Finish::Length | Finish::Stop, _)
-        | (Finish::Interrupted, Some(generate::GenerateError::Output(_))) => Ok(Outcome::Done),
+        | (Finish::Interrupted, Some(GenerateError::Output(_))) => Ok(Outcome::Done),
         (Finish::Interrupted, _) => Ok(Outcome::Interrupted(u8::try_from(signal).unwrap_or(2))),
     }
 }

@@ -19,18 +19,22 @@ impl Prompt {
     /// Read the prompt and, from `--tokenizer` or the model folder, the vocabulary.
     ///
     /// # Errors
-    /// If text was given without a usable vocabulary, a file cannot be read, or there is no token.
+    /// If text was given without a usable vocabulary, a file cannot be read, or there is no token and no state to go on from.
     pub(crate) fn open(cli: &Cli, model_dir: &Path) -> anyhow::Result<Self> {
         let folder = cli.engine.tokenizer.as_deref().unwrap_or(model_dir);
         let tokenizer = match Tokenizer::open(folder) {
             Ok(tokenizer) => Some(tokenizer),
             Err(TokenizerError::Missing { .. })
-                if cli.engine.tokenizer.is_none() && gives_ids(&cli.prompt) =>
+                if cli.engine.tokenizer.is_none() && !gives_text(&cli.prompt) =>
             {
                 None
             }
             Err(error) => return Err(error.into()),
         };
+        if cli.state.resume.is_some() && gives_nothing(&cli.prompt) {
+            let ids = Vec::new();
+            return Ok(Self { ids, tokenizer });
+        }
         let ids = read_ids(&cli.prompt, tokenizer.as_ref())?;
         if ids.is_empty() {
             bail!("the prompt has no token; give at least one");
@@ -39,8 +43,12 @@ impl Prompt {
     }
 }
 
-fn gives_ids(prompt: &PromptArgs) -> bool {
-    prompt.ids.is_some() || prompt.ids_file.is_some()
+fn gives_text(prompt: &PromptArgs) -> bool {
+    prompt.prompt.is_some() || prompt.prompt_file.is_some()
+}
+
+fn gives_nothing(prompt: &PromptArgs) -> bool {
+    !gives_text(prompt) && prompt.ids.is_none() && prompt.ids_file.is_none()
 }
 
 fn read_ids(prompt: &PromptArgs, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Vec<u32>> {
@@ -54,7 +62,11 @@ fn read_ids(prompt: &PromptArgs, tokenizer: Option<&Tokenizer>) -> anyhow::Resul
     let text = match (&prompt.prompt, &prompt.prompt_file) {
         (Some(text), _) => text.clone().into_bytes(),
         (None, Some(path)) => fs::read(path).with_context(|| path.display().to_string())?,
-        (None, None) => bail!("no prompt: give --prompt, --prompt-file, --ids or --ids-file"),
+        (None, None) => {
+            bail!(
+                "no prompt: give --prompt, --prompt-file, --ids or --ids-file, or --resume a state"
+            )
+        }
     };
     let tokenizer = tokenizer.context("text needs a tokenizer; give --tokenizer DIR or --ids")?;
     Ok(tokenizer.encode(&text, Specials::AsText)?)

@@ -1,6 +1,6 @@
 //! The report of a run (`k3.run/1`).
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
 use k3_shared::{
     config::Config,
@@ -194,6 +194,17 @@ pub struct Limit {
     pub seconds: Option<f64>,
 }
 
+/// A saved state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StateReport {
+    /// The file.
+    pub path: PathBuf,
+    /// Tokens computed in it.
+    pub position: u64,
+    /// Tokens it holds.
+    pub tokens: u64,
+}
+
 /// The whole report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -209,6 +220,10 @@ pub struct Report {
     pub finish: Finish,
     /// Why, when it ended in error.
     pub error: Option<String>,
+    /// The saved state it went on from, if it did.
+    pub resumed: Option<StateReport>,
+    /// The last state it saved, if it did.
+    pub saved: Option<StateReport>,
     /// Identity of the checkpoint.
     pub identity: String,
     /// Layers run.

@@ -224,5 +224,5 @@ pub(super) fn floats(rows: usize, cols: usize) -> u128 {
 
 /// Bytes of `[rows, cols]` f32 as the kernels read them.
 pub(super) fn inputs(rows: usize, cols: usize) -> u128 {
-    floats(rows, cols.div_ceil(INPUT_BLOCK)).saturating_mul(INPUT_BLOCK as u128)
+    floats(rows, cols.div_ceil(INPUT_BLOCK) | 1).saturating_mul(INPUT_BLOCK as u128)
 }

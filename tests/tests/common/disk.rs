@@ -19,11 +19,31 @@ use std::{
 };
 
 use k3_shared::direct::{Device, Interpose};
+use rustix::io::Errno;
 
-type Hook = dyn Fn(&Path, u64, usize) + Send + Sync;
+type Hook = dyn Fn(&Path, u64, usize) -> Act + Send + Sync;
+
+/// What becomes of a read call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// It is made.
+    Pass,
+    /// It is made for at most so many bytes; zero is the end of the file.
+    Short(usize),
+    /// It fails.
+    Fail(Errno),
+}
 
 /// Call `hook` with path, offset and length before every read call.
 pub fn before_reads(hook: impl Fn(&Path, u64, usize) + Send + Sync + 'static) -> Interpose {
+    on_reads(move |path, offset, len| {
+        hook(path, offset, len);
+        Act::Pass
+    })
+}
+
+/// Ask `hook` what becomes of every read call.
+pub fn on_reads(hook: impl Fn(&Path, u64, usize) -> Act + Send + Sync + 'static) -> Interpose {
     let hook: Arc<Hook> = Arc::new(hook);
     Interpose::with(move |path, device| {
         Box::new(Watched {
@@ -77,8 +97,15 @@ impl fmt::Debug for Watched {
 
 impl Device for Watched {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        (self.hook)(&self.path, offset, buf.len());
-        self.device.read_at(buf, offset)
+        match (self.hook)(&self.path, offset, buf.len()) {
+            Act::Pass => self.device.read_at(buf, offset),
+            Act::Short(0) => Ok(0),
+            Act::Short(bytes) => {
+                let len = buf.len().min(bytes);
+                self.device.read_at(&mut buf[..len], offset)
+            }
+            Act::Fail(errno) => Err(errno.into()),
+        }
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {

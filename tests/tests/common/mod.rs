@@ -230,6 +230,7 @@ pub fn try_run(plan: &Plan, options: &EngineOptions, ask: &Ask) -> (Record, Gene
         stop_ids: Vec::new(),
         recompute: ask.recompute,
         score_prompt: ask.all_rows,
+        leave_rows: 0,
     };
     let mut sampler = Sampler::new(0.0, 1.0, 0).unwrap();
     let mut capture = Capture::default();

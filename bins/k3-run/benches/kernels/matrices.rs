@@ -9,7 +9,7 @@ use crate::limits::{Limits, fastest};
 use crate::pool::{EXPERT_BYTES, INNER, LATENT, Pool, next};
 
 /// Vectors at once; one is what decoding does, the others prefill chunks and what they leave to each expert.
-const TOKENS: [usize; 7] = [1, 2, 4, 8, 16, 64, 256];
+const TOKENS: [usize; 10] = [1, 2, 4, 6, 8, 16, 24, 32, 64, 256];
 
 /// Bytes one repetition reads at least, so that no cache holds them.
 const READ_BYTES: usize = 256 << 20;

@@ -136,12 +136,12 @@ fn main() {
         plan.stream_buffer_bytes,
         plan.expert_slots
     );
-    alternate(plan, floor.unwrap_or(0.0), rounds);
+    alternate(&plan, floor.unwrap_or(0.0), rounds);
 }
 
 /// Steps and plain reads in turns.
 #[expect(clippy::print_stdout, reason = "a benchmark prints its table")]
-fn alternate(plan: Plan, resident: f64, rounds: usize) {
+fn alternate(plan: &Plan, resident: f64, rounds: usize) {
     let files: Vec<&Path> = plan.trunk_files.iter().map(AsRef::as_ref).collect();
     let mut plain = plain::Reader::open(&files, plan.read_bytes, plan.queue_depth)
         .unwrap_or_else(|e| panic!("{e}"));

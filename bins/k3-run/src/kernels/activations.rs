@@ -41,6 +41,7 @@ pub struct Activations {
     blocks: Vec<BlockLines>,
     num_rows: usize,
     cols: usize,
+    in_range: bool,
 }
 
 impl Activations {
@@ -61,14 +62,20 @@ impl Activations {
         );
         self.cols = cols;
         self.num_rows = x.len() / cols;
-        let per_row = self.blocks_per_row();
+        let per_row = self.stride();
         self.resize(per_row);
         if self.num_rows == 1 {
+            self.in_range = false;
             return lay_out(x, &mut self.blocks);
         }
-        x.par_chunks_exact(cols)
+        self.in_range = x
+            .par_chunks_exact(cols)
             .zip(self.blocks.par_chunks_exact_mut(per_row))
-            .for_each(|(row, into)| lay_out(row, into));
+            .map(|(row, into)| {
+                lay_out(row, into);
+                are_in_range(row)
+            })
+            .reduce(|| true, |all, one| all && one);
     }
 
     /// Make room for exactly the rows there are: what the buffer takes is in the ledger.
@@ -86,15 +93,18 @@ impl Activations {
     pub fn gather(&mut self, src: &Self, rows: &[u32]) {
         self.cols = src.cols;
         self.num_rows = rows.len();
-        let per_row = self.blocks_per_row();
+        self.in_range = src.in_range;
+        let per_row = self.stride();
         self.resize(per_row);
         if let [row] = rows {
-            return self.blocks.copy_from_slice(src.row(*row as usize));
+            return self.blocks[..src.blocks_per_row()].copy_from_slice(src.row(*row as usize));
         }
         self.blocks
             .par_chunks_exact_mut(per_row)
             .zip(rows)
-            .for_each(|(into, &row)| into.copy_from_slice(src.row(row as usize)));
+            .for_each(|(into, &row)| {
+                into[..src.blocks_per_row()].copy_from_slice(src.row(row as usize))
+            });
     }
 
     /// How many vectors there are (`T`).
@@ -117,16 +127,45 @@ impl Activations {
         num_rows * cols.div_ceil(BLOCK) * size_of::<BlockLines>()
     }
 
+    /// Whether every input is known to be zero or of magnitude `2^-62` to below `2^64`, so that MXFP4 kernels may multiply factors of
+    /// [`SCALES`](super::weights::SCALES) into the weights. A single vector is not asked.
+    ///
+    /// The factor of a group is a power of two, `h`. Multiplied into the weights it makes every product, sum and rounding of the
+    /// group `h` times what it was, which is exact as long as all of them are zero or normal numbers: products are multiples of
+    /// `2^-62 * 2^-23`, so after scaling nothing but zero is below `2^-125`, and nothing reaches `2^110`. Zeros keep their signs.
+    pub(super) fn are_in_range(&self) -> bool {
+        self.in_range
+    }
+
+    pub(super) fn stride(&self) -> usize {
+        self.blocks_per_row() | 1
+    }
+
     /// Blocks of each vector.
     pub(super) fn blocks_per_row(&self) -> usize {
         self.cols.div_ceil(BLOCK)
     }
 
+    /// All blocks from block `b` of vector `row` on, those of the vectors after it included.
+    pub(super) fn from_block(&self, row: usize, b: usize) -> &[BlockLines] {
+        &self.blocks[row * self.stride() + b..]
+    }
+
     /// The blocks of vector `row`.
     pub(super) fn row(&self, row: usize) -> &[BlockLines] {
-        let per_row = self.blocks_per_row();
-        &self.blocks[row * per_row..(row + 1) * per_row]
+        &self.blocks[row * self.stride()..][..self.blocks_per_row()]
     }
+}
+
+/// [`Activations::are_in_range`] of one vector.
+fn are_in_range(row: &[f32]) -> bool {
+    const LEAST: u32 = (127 - 62) << 23;
+    const PAST: u32 = (127 + 64) << 23;
+    // Magnitudes order as integers. No early end, so that many are compared at once.
+    row.iter().fold(true, |all, value| {
+        let magnitude = value.to_bits() & (u32::MAX >> 1);
+        all & ((magnitude == 0) | ((magnitude >= LEAST) & (magnitude < PAST)))
+    })
 }
 
 /// One vector, permuted and padded.
@@ -182,5 +221,54 @@ mod tests {
         assert_eq!(restored(&y, 0)[..2], [5.0, 6.0]);
         assert_eq!(restored(&y, 1)[..2], [1.0, 2.0]);
         assert_eq!(restored(&y, 2)[..2], [5.0, 6.0]);
+    }
+
+    /// Whether two vectors are, of which the second has these values and `gather` took both.
+    fn known_in_range(values: &[f32]) -> bool {
+        let (mut x, mut y) = (Activations::new(), Activations::new());
+        let both = [vec![1.0; values.len()], values.to_vec()].concat();
+        x.fill(&both, values.len());
+        y.gather(&x, &[1, 0, 1]);
+        assert_eq!(x.are_in_range(), y.are_in_range());
+        x.are_in_range()
+    }
+
+    #[test]
+    fn the_range_is_zero_or_two_to_the_minus_62_to_below_two_to_the_64() {
+        let (least, past) = (2f32.powi(-62), 2f32.powi(64));
+        for good in [
+            0.0,
+            -0.0,
+            least,
+            -least,
+            1.0,
+            past.next_down(),
+            -past.next_down(),
+        ] {
+            assert!(known_in_range(&[1.0, good, 0.0]), "{good:e}");
+        }
+        let bad = [
+            least.next_down(),
+            past,
+            f32::from_bits(1),
+            f32::INFINITY,
+            f32::NAN,
+        ];
+        for bad in bad.into_iter().flat_map(|bad| [bad, -bad]) {
+            for at in 0..40 {
+                let mut values = [1.0; 40];
+                values[at] = bad;
+                assert!(!known_in_range(&values), "{bad:e} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_known_of_earlier_vectors_is_forgotten() {
+        let mut x = Activations::new();
+        for (value, known) in [(1.0, true), (f32::MAX, false), (2.0, true)] {
+            x.fill(&[value; 6], 3);
+            assert_eq!(x.are_in_range(), known, "{value:e}");
+        }
     }
 }

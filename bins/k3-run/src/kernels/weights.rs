@@ -1,6 +1,6 @@
 //! Stored weights as the kernels see them: bytes, read in place.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use super::activations::{BLOCK, BlockLines, LANES, Line};
 
@@ -37,6 +37,11 @@ pub enum Weights<'a> {
 /// Twice the E2M1 value of each nibble: small integers, so that a byte shuffle looks them up. [`half_factors`] makes up
 /// for the two.
 pub(super) const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Scale bytes whose factors a kernel may multiply into the weights for inputs that [are in range], `2^-40` to `2^40`.
+///
+/// [are in range]: super::activations::Activations::are_in_range
+pub(super) const SCALES: RangeInclusive<u8> = 128 - 40..=128 + 40;
 
 /// Half of `2^(byte - 127)` for every scale byte. Built by bits: bytes 0 and 1 give subnormals, which no arithmetic mode
 /// of the processor can flush because none is used.

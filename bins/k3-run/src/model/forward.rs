@@ -156,6 +156,7 @@ impl Forward {
             head::run(&mut step, stream, &mut self.head, &self.rows, take)?;
             step.lap(Part::Head);
         }
+        source.end_step()?;
         for segment in segments {
             segment.state.position += segment.tokens.len();
             segment.state.torn = false;

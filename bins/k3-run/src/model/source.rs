@@ -33,6 +33,14 @@ pub enum SourceError {
         /// The command that repairs it.
         repair: String,
     },
+    /// A file is not what it was when the run began.
+    #[error("{}: changed during the run: it {what}; what was computed since the last step cannot be trusted (check it: k3-census, k3-pack --verify)", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        what: String,
+    },
     /// The cache cannot be made.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -79,6 +87,14 @@ impl<'a> ExpertWeights<'a> {
 pub trait WeightSource: Send {
     /// Steps to come, in order, each saying whether it reads the output head: lets reads run ahead of the arithmetic.
     fn announce(&mut self, steps_with_head: &[bool]);
+
+    /// A step ends: what was read for it came from files that are still what they were.
+    ///
+    /// # Errors
+    /// If one is not.
+    fn end_step(&mut self) -> Result<(), SourceError> {
+        Ok(())
+    }
 
     /// Give the next tile of the step to `use_it`.
     ///

@@ -11,6 +11,7 @@ mod model;
 mod readers;
 mod sync;
 mod trunk;
+mod watch;
 
 use std::{
     collections::BTreeMap,
@@ -41,6 +42,7 @@ use crate::{
 use experts::ExpertSlots;
 use readers::Readers;
 use trunk::TrunkStream;
+use watch::Watch;
 
 /// When tiles and experts are checked against their digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -111,6 +113,7 @@ pub struct Store {
     trunk: TrunkStream,
     experts: Option<ExpertSlots>,
     embedding: Embedding,
+    watch: Watch,
     readers: Arc<Readers>,
     /// [`Readers::busy`] when it was last taken.
     busy: Duration,
@@ -145,6 +148,7 @@ impl Store {
             trunk: stream,
             experts,
             embedding,
+            watch: Watch::over(files.open.keys())?,
             readers,
             busy: Duration::ZERO,
             reads: StepReads::default(),
@@ -174,6 +178,10 @@ impl Store {
 impl WeightSource for Store {
     fn announce(&mut self, steps_with_head: &[bool]) {
         self.trunk.announce(steps_with_head);
+    }
+
+    fn end_step(&mut self) -> Result<(), SourceError> {
+        self.watch.check()
     }
 
     fn with_tile(&mut self, use_it: &mut dyn FnMut(&TileSpec, &[u8])) -> Result<(), SourceError> {

@@ -85,10 +85,21 @@ impl LatentCache {
     /// # Panics
     /// If there is no such position.
     pub fn load(&self, position: usize) -> Vec<f32> {
+        let mut values = vec![0.0; self.width];
+        self.load_into(position, &mut values);
+        values
+    }
+
+    /// As [`load`](Self::load), into `values`.
+    ///
+    /// # Panics
+    /// As [`store`](Self::store).
+    pub fn load_into(&self, position: usize, values: &mut [f32]) {
+        assert_eq!(values.len(), self.width, "values of one position");
         let runs = &self.visible(position + 1)[position * self.width.div_ceil(LANES)..];
-        (0..self.width)
-            .map(|i| runs[i / LANES][Line::position(i % LANES)])
-            .collect()
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = runs[i / LANES][Line::position(i % LANES)];
+        }
     }
 
     fn stride(&self) -> usize {

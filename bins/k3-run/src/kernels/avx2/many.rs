@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
 use super::super::weights::Weights;
-use super::tile::{Form, ROWS, Sums, TileBlock, in_range, multiply};
+use super::tile::{Form, ROWS, Sums, TileBlock, multiply};
 use super::unpack::unpack;
 use super::{Next, load_lanes};
 
@@ -53,8 +53,6 @@ fn matmul<const TILES: usize, const TOKENS: usize, const DEPTH: usize>(
     out: &mut [f32],
 ) {
     let (num_tokens, num_blocks) = (x.num_rows(), x.blocks_per_row());
-    let scalable =
-        matches!(w, Weights::Mxfp4 { .. }) && (0..num_tokens).all(|t| in_range(x.row(t)));
     for first_token in (0..num_tokens).step_by(TOKENS) {
         let tokens = first_token..num_tokens.min(first_token + TOKENS);
         let in_turn = TILES * ROWS;
@@ -77,7 +75,7 @@ fn matmul<const TILES: usize, const TOKENS: usize, const DEPTH: usize>(
                         first..first + in_turn,
                         blocks.start..blocks.start + DEPTH,
                     );
-                    let form = unpack(w, x.cols(), rows, blocks.clone(), scalable, tile);
+                    let form = unpack(w, x.cols(), rows, blocks.clone(), x.are_in_range(), tile);
                     multiply_tile(form, tile, x, tokens.clone(), blocks.clone(), next, sums);
                 }
             }

@@ -9,11 +9,11 @@
 //! # MXFP4 without the factor
 //!
 //! The written order multiplies a group's sum by its factor `h = 2^k`. Where nothing can leave the range of normal numbers, `h`
-//! may as well be multiplied into the weights beforehand, which is exact: every product, sum and rounding of the group is then
-//! `h` times what it was, and the third instruction becomes an addition, which other units of the processor do.
-//! That is so when every input is zero or between `2^-62` and `2^64` ([`in_range`]) and `k` within -40..=40 ([`SCALES`]):
-//! products are multiples of `2^-62 * 2^-23`, so after scaling nothing but zero is below `2^-125`, and nothing reaches `2^110`.
-//! Zeros keep their signs. Anything else takes [`Form::Factors`].
+//! may as well be multiplied into the weights beforehand, which is exact, and the third instruction becomes an addition, which other units of the processor do.
+//! That is so when the inputs are [in range] and the scale bytes within [`SCALES`]. Anything else takes [`Form::Factors`].
+//!
+//! [in range]: super::super::activations::Activations::are_in_range
+//! [`SCALES`]: super::super::weights::SCALES
 
 #![expect(
     clippy::needless_range_loop,
@@ -22,13 +22,11 @@
 
 use std::arch::x86_64::{
     __m256, _mm_loadu_ps, _mm256_add_pd, _mm256_add_ps, _mm256_cvtps_pd, _mm256_fmadd_ps,
-    _mm256_loadu_pd, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_epu32, _mm256_min_epu32,
-    _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
-    _mm256_slli_epi32, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_epi32,
+    _mm256_loadu_pd, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_storeu_pd, _mm256_storeu_ps,
 };
 use std::array;
 use std::hint::black_box;
-use std::ops::RangeInclusive;
 
 use super::super::activations::{BLOCK, BlockLines, LANES, Line};
 use super::super::weights::GROUP;
@@ -76,35 +74,6 @@ pub(super) type BlockSums<const R: usize, const N: usize> = [[Line; R]; N];
 
 /// What [`BlockSums`] start from.
 pub(super) const NO_SUM: Line = Line([0.0; LANES]);
-
-/// Scale bytes whose factors may be multiplied into the weights.
-pub(super) const SCALES: RangeInclusive<u8> = 128 - 40..=128 + 40;
-
-/// Whether every input is zero or of magnitude `2^-62` to below `2^64`.
-#[target_feature(enable = "avx2,fma")]
-pub(super) fn in_range(x: &[BlockLines]) -> bool {
-    const LOWEST: u32 = (127 - 62) << 24;
-    const PAST: u32 = (127 + 64) << 24;
-    let one = _mm256_set1_epi32(1);
-    let (mut least, mut most) = (_mm256_set1_epi32(-1), _mm256_setzero_si256());
-    for line in x.as_flattened() {
-        for eight in line.0.as_chunks::<8>().0 {
-            // SAFETY: 32 readable bytes.
-            let bits = unsafe { _mm256_loadu_si256(eight.as_ptr().cast()) };
-            // Without the sign, magnitudes order as integers; zero less one is the greatest of all.
-            let magnitude = _mm256_slli_epi32::<1>(bits);
-            most = _mm256_max_epu32(most, magnitude);
-            least = _mm256_min_epu32(least, _mm256_sub_epi32(magnitude, one));
-        }
-    }
-    let (mut least_of, mut most_of) = ([0_u32; 8], [0_u32; 8]);
-    // SAFETY: both are 32 writable bytes.
-    unsafe {
-        _mm256_storeu_si256(least_of.as_mut_ptr().cast(), least);
-        _mm256_storeu_si256(most_of.as_mut_ptr().cast(), most);
-    }
-    least_of.iter().all(|least| *least >= LOWEST - 1) && most_of.iter().all(|most| *most < PAST)
-}
 
 /// Adds the products of `tile` and the same blocks of `N` vectors to their sums.
 #[target_feature(enable = "avx2,fma")]

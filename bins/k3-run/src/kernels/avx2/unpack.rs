@@ -4,8 +4,8 @@ use std::arch::x86_64::{_mm256_mul_ps, _mm256_set1_ps, _mm256_storeu_ps};
 use std::ops::Range;
 
 use super::super::activations::{BLOCK, BlockLines, LANES, Line};
-use super::super::weights::{GROUP, NanScales, Weights, half_factors};
-use super::tile::{Form, GROUPS, ROWS, SCALES, TileBlock};
+use super::super::weights::{GROUP, NanScales, SCALES, Weights, half_factors};
+use super::tile::{Form, GROUPS, ROWS, TileBlock};
 use super::{Pair, block_of, dense_pair, mxfp4_pairs};
 
 /// Bytes of a packed block.

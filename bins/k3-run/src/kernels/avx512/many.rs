@@ -1,232 +1,192 @@
-//! Two vectors and more: visits to [tiles](super::tile) of 4 rows by up to 6 vectors, in an order that suits the caches.
+//! Two vectors and more: [pairs of rows](super::tile), a block at a time, in an order that suits the caches.
 //!
-//! More vectors than one tile: a visit meets [`DEPTH`] blocks, and each tile of vectors meets all rows of a group before the next
-//! does. The tile's inputs (12 KB) and the block sums of two visits (12 KB) stay in the first-level cache; the group's weights
-//! and f64 sums (up to 240 KB) in the second. Eight blocks a visit measured a tenth slower, 12 or 48 rows a group the same.
+//! A visit is some blocks of a pair of rows times up to [`TOKENS`] vectors. The inputs of a visit (32 KB) stay in the first-level
+//! cache from pair to pair, with the block sums (2 KB) and the f64 sums in work (4 KB); the weights of a group of rows and its
+//! f64 sums (up to 240 KB) in the second.
 
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::activations::{Activations, BLOCK, Line};
+use super::super::activations::{Activations, BLOCK};
 use super::super::weights::{Weights, half_factors};
-use super::tile::{
-    DEPTH, Due, MXFP4_TOKENS, Mxfp4, NO_PARTS, NO_SUMS, Parts, Rows, Sums, TILE_ROWS, TILE_TOKENS,
-    Tile, Vectors, Visit, carry,
-};
+use super::tile::{self, GROUPS, NO_PARTS, NO_SUMS, Parts, ROWS, Results, Sums, Vectors, carry};
 
-/// Tiles of rows of a group.
-const ROW_TILES: usize = 6;
-/// Tiles of vectors whose sums are kept.
-const TOKEN_TILES: usize = 13;
+/// Vectors that one decoding of a pair of rows serves, at most.
+const TOKENS: usize = 32;
+/// Blocks of inputs of a visit, at most.
+const INPUTS: usize = 64;
+/// Pairs of rows of a group.
+const PAIRS: usize = 24;
+/// Sets of up to [`TOKENS`] vectors whose sums are kept.
+const SETS: usize = 2;
+/// How far ahead of the block in hand a row's bytes are asked for.
+const AHEAD: usize = 1024;
 
 /// The rows and vectors that a call works on at a time.
 struct Area<'a> {
     w: Weights<'a>,
     x: &'a Activations,
-    /// Vectors of a tile, at most.
-    tile_tokens: usize,
     rows: Range<usize>,
     tokens: Range<usize>,
 }
 
-/// What a call works in: 255 KB of stack, so that nothing is allocated, and most of it not even touched for few vectors.
+/// What a call works in: 250 KB of stack, so that nothing is allocated.
 struct Scratch {
-    /// Of each tile of vectors and tile of rows.
-    sums: [[MaybeUninit<Sums>; ROW_TILES]; TOKEN_TILES],
-    /// Those of the last visit, and those of the one in work.
-    parts: [Parts; 2],
-    /// Which of `parts` is that of the last visit.
-    last: usize,
-    /// The tile of the last visit, and how many results it has, while they are not carried.
-    due: Option<((usize, usize), usize)>,
+    /// Of each set of vectors and pair of rows.
+    sums: [[[MaybeUninit<Sums>; TOKENS]; PAIRS]; SETS],
+    parts: [Parts; TOKENS],
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     let num_tokens = x.num_rows();
-    let tile_tokens = match w {
-        Weights::Mxfp4 { .. } => MXFP4_TOKENS,
-        Weights::Bf16(_) | Weights::F32(_) => TILE_TOKENS,
-    };
-    let row_tiles = if num_tokens <= tile_tokens {
-        1
-    } else {
-        ROW_TILES
-    };
     let mut scratch = Scratch::new();
-    let rows = row_tiles * TILE_ROWS;
-    // The same vectors meet all rows of the call before others do, so that they come from afar once.
-    for first_token in (0..num_tokens).step_by(TOKEN_TILES * tile_tokens) {
+    let rows = PAIRS * ROWS;
+    // As few runs of vectors as can be, of nearly equal sizes.
+    let runs = num_tokens.div_ceil(SETS * TOKENS);
+    for run in 0..runs {
         for (first_row, out) in (0..).step_by(rows).zip(out.chunks_mut(rows * num_tokens)) {
             let area = Area {
                 w,
                 x,
-                tile_tokens,
                 rows: first_row..first_row + out.len() / num_tokens,
-                tokens: first_token..num_tokens.min(first_token + TOKEN_TILES * tile_tokens),
+                tokens: run * num_tokens / runs..(run + 1) * num_tokens / runs,
             };
             area.multiply(&mut scratch);
-            area.finish(&mut scratch, out);
+            area.finish(&scratch, out);
         }
     }
 }
 
 impl Area<'_> {
-    /// As few tiles of vectors as can be, of nearly equal sizes.
-    fn token_tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    /// As few sets of vectors as can be, of nearly equal sizes.
+    fn sets(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (first, count) = (self.tokens.start, self.tokens.len());
-        let tiles = count.div_ceil(self.tile_tokens);
-        (0..tiles).map(move |i| first + i * count / tiles..first + (i + 1) * count / tiles)
+        let sets = count.div_ceil(TOKENS);
+        (0..sets).map(move |i| first + i * count / sets..first + (i + 1) * count / sets)
     }
 
-    /// The first row of every tile of rows.
-    fn row_tiles(&self) -> impl Iterator<Item = usize> + use<> {
-        self.rows.clone().step_by(TILE_ROWS)
+    /// The first row of every pair.
+    fn pairs(&self) -> impl Iterator<Item = usize> + use<> {
+        self.rows.clone().step_by(ROWS)
     }
 
     /// Leaves the sums of all results in `scratch`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn multiply(&self, scratch: &mut Scratch) {
-        for (_, sums) in self.token_tiles().zip(&mut scratch.sums) {
-            for (_, sums) in self.row_tiles().zip(sums) {
-                sums.write(NO_SUMS);
-            }
-        }
-        let whole = self.x.cols() / BLOCK;
-        for first in (0..whole).step_by(DEPTH) {
-            let blocks = first..whole.min(first + DEPTH);
-            self.visit(scratch, &blocks, |row| self.tile(row, &blocks));
-        }
-        if whole < self.x.blocks_per_row() {
-            self.visit_ragged(scratch, whole);
-        }
-        scratch.settle();
-    }
-
-    /// Visits every tile once.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn visit<'a>(
-        &'a self,
-        scratch: &mut Scratch,
-        blocks: &Range<usize>,
-        tile: impl Fn(usize) -> Tile<'a>,
-    ) {
-        for (t, tokens) in self.token_tiles().enumerate() {
-            let vectors = self.vectors(&tokens, blocks);
-            for (r, row) in self.row_tiles().enumerate() {
-                let visit = Visit {
-                    tile: tile(row),
-                    vectors,
-                    num_tokens: tokens.len(),
-                    fresh: t == 0,
-                };
-                scratch.visit((t, r), &visit);
-            }
-        }
-    }
-
-    /// The last block of rows that end inside it, one tile of rows after the other; zeros stand for the missing weights.
-    #[cold]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn visit_ragged(&self, scratch: &mut Scratch, block: usize) {
-        for (t, tokens) in self.token_tiles().enumerate() {
-            let vectors = self.vectors(&tokens, &(block..block + 1));
-            for (r, row) in self.row_tiles().enumerate() {
-                let mut visit = |tile| {
-                    let visit = Visit {
-                        tile,
-                        vectors,
-                        num_tokens: tokens.len(),
-                        fresh: false,
-                    };
-                    scratch.visit((t, r), &visit);
-                };
-                match self.w {
-                    Weights::Bf16(bytes) => {
-                        visit(Tile::Bf16(as_rows(&self.padded(bytes, row))));
-                    }
-                    Weights::F32(bytes) => {
-                        visit(Tile::F32(as_rows(&self.padded(bytes, row))));
-                    }
-                    Weights::Mxfp4 {
-                        packed,
-                        scale,
-                        nan_scales,
-                    } => visit(Tile::Mxfp4(Mxfp4 {
-                        packed: as_rows(&self.padded(packed, row)),
-                        scale: as_rows(&self.padded(scale, row)),
-                        factors: half_factors(nan_scales),
-                    })),
+        for (tokens, sums) in self.sets().zip(&mut scratch.sums) {
+            for (_, sums) in self.pairs().zip(sums) {
+                for sums in &mut sums[..tokens.len()] {
+                    sums.write(NO_SUMS);
                 }
             }
         }
+        let most = self.sets().map(|tokens| tokens.len()).max().unwrap_or(1);
+        let depth = INPUTS / most;
+        let num_blocks = self.x.blocks_per_row();
+        for first in (0..num_blocks).step_by(depth) {
+            let blocks = first..num_blocks.min(first + depth);
+            for (tokens, sums) in self.sets().zip(&mut scratch.sums) {
+                let parts = &mut scratch.parts[..tokens.len()];
+                self.visit(&blocks, &tokens, parts, sums);
+            }
+        }
     }
 
-    /// `blocks` of up to six vectors; past the last one it stands in.
-    fn vectors(&self, tokens: &Range<usize>, blocks: &Range<usize>) -> Vectors<'_> {
-        std::array::from_fn(|t| &self.x.row((tokens.start + t).min(tokens.end - 1))[blocks.clone()])
+    /// Adds `blocks` of all rows times `tokens` to their sums.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn visit(
+        &self,
+        blocks: &Range<usize>,
+        tokens: &Range<usize>,
+        parts: &mut [Parts],
+        sums: &mut [[MaybeUninit<Sums>; TOKENS]; PAIRS],
+    ) {
+        parts.fill(NO_PARTS);
+        let mut due = 0;
+        for (pair, row) in self.pairs().enumerate() {
+            for b in blocks.clone() {
+                let results = Results {
+                    parts,
+                    // SAFETY: written in `multiply`.
+                    due: unsafe { sums[due][..tokens.len()].assume_init_mut() },
+                };
+                self.block(row, b, tokens, results);
+                due = pair;
+            }
+        }
+        for (parts, sums) in parts.iter().zip(&mut sums[due]) {
+            // SAFETY: as above.
+            carry(parts, unsafe { sums.assume_init_mut() });
+        }
     }
 
-    /// Whole blocks of the tile of rows from `row` on.
-    fn tile(&self, row: usize, blocks: &Range<usize>) -> Tile<'_> {
+    /// Block `b` of the pair at `row` times `tokens`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn block(&self, row: usize, b: usize, tokens: &Range<usize>, results: Results<'_>) {
+        let x = Vectors {
+            blocks: self.x.from_block(tokens.start, b),
+            stride: self.x.stride(),
+        };
         match self.w {
-            Weights::Bf16(bytes) => Tile::Bf16(self.whole(bytes, row, blocks)),
-            Weights::F32(bytes) => Tile::F32(self.whole(bytes, row, blocks)),
+            Weights::Bf16(bytes) => {
+                let mut padded = [[0; BLOCK * 2]; ROWS];
+                tile::dense(self.pair(bytes, row, b, &mut padded), x, results);
+            }
+            Weights::F32(bytes) => {
+                let mut padded = [[0; BLOCK * 4]; ROWS];
+                tile::dense(self.pair(bytes, row, b, &mut padded), x, results);
+            }
             Weights::Mxfp4 {
                 packed,
                 scale,
                 nan_scales,
-            } => Tile::Mxfp4(Mxfp4 {
-                packed: self.whole(packed, row, blocks),
-                scale: self.whole(scale, row, blocks),
-                factors: half_factors(nan_scales),
-            }),
+            } => {
+                let mut padded = [[0; BLOCK / 2]; ROWS];
+                // An absent group has factor 1 and weights of 0.
+                let mut padded_scale = [[128; GROUPS]; ROWS];
+                let packed = self.pair(packed, row, b, &mut padded);
+                let scale = self.pair(scale, row, b, &mut padded_scale);
+                let table = half_factors(nan_scales);
+                let in_range = self.x.are_in_range();
+                tile::mxfp4((packed, scale), table, in_range, x, results);
+            }
         }
     }
 
-    fn whole<'a, const BYTES: usize>(
+    /// Block `b` of two rows, copied into `padded` when the rows end inside it; past the last row it stands in, and its sums are
+    /// dropped.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn pair<'a, const BYTES: usize>(
         &self,
         bytes: &'a [u8],
         row: usize,
-        blocks: &Range<usize>,
-    ) -> Rows<'a, BYTES> {
-        std::array::from_fn(|r| &self.row(bytes, BYTES, row + r).as_chunks().0[blocks.clone()])
-    }
-
-    fn padded<const BYTES: usize>(&self, bytes: &[u8], row: usize) -> [[u8; BYTES]; TILE_ROWS] {
-        std::array::from_fn(|r| {
-            let rest = self.row(bytes, BYTES, row + r).as_chunks::<BYTES>().1;
-            let mut padded = [0; BYTES];
-            padded[..rest.len()].copy_from_slice(rest);
-            padded
-        })
-    }
-
-    /// A row's bytes, `block_bytes` a block; past the last row it stands in, and its sums are dropped.
-    fn row<'a>(&self, bytes: &'a [u8], block_bytes: usize, row: usize) -> &'a [u8] {
-        let row_bytes = self.x.cols() * block_bytes / BLOCK;
-        let at = row.min(self.rows.end - 1) * row_bytes;
-        &bytes[at..at + row_bytes]
+        b: usize,
+        padded: &'a mut [[u8; BYTES]; ROWS],
+    ) -> [&'a [u8; BYTES]; ROWS] {
+        let row_bytes = self.x.cols() * BYTES / BLOCK;
+        let first = &bytes[row * row_bytes..][..row_bytes];
+        let second = (row + 1).min(self.rows.end - 1);
+        let second = &bytes[second * row_bytes..][..row_bytes];
+        let [a, c] = padded;
+        [block_of(first, b, a), block_of(second, b, c)]
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn finish(&self, scratch: &mut Scratch, out: &mut [f32]) {
+    fn finish(&self, scratch: &Scratch, out: &mut [f32]) {
         for (r, out) in out.chunks_exact_mut(self.x.num_rows()).enumerate() {
-            for (nth, tokens) in self.token_tiles().enumerate() {
-                // SAFETY: `multiply` wrote the sums of every tile of this area.
-                let sums = unsafe { scratch.sums[nth][r / TILE_ROWS].assume_init_ref() };
-                let rows = sums.as_chunks::<TILE_ROWS>().0;
-                for (out, sums) in out[tokens].iter_mut().zip(rows) {
-                    *out = sums[r % TILE_ROWS].load().reduce();
+            for (tokens, sums) in self.sets().zip(&scratch.sums) {
+                for (out, sums) in out[tokens].iter_mut().zip(&sums[r / ROWS]) {
+                    // SAFETY: `multiply` wrote the sums of every vector and pair of this area.
+                    let sums = unsafe { sums.assume_init_ref() };
+                    *out = sums[r % ROWS].load().reduce();
                 }
             }
         }
     }
-}
-
-fn as_rows<const BYTES: usize>(padded: &[[u8; BYTES]; TILE_ROWS]) -> Rows<'_, BYTES> {
-    padded.each_ref().map(std::slice::from_ref)
 }
 
 impl Scratch {
@@ -236,48 +196,36 @@ impl Scratch {
     )]
     fn new() -> Self {
         Self {
-            sums: [const { [const { MaybeUninit::uninit() }; ROW_TILES] }; TOKEN_TILES],
-            parts: [NO_PARTS; 2],
-            last: 0,
-            due: None,
+            sums: [const { [const { [const { MaybeUninit::uninit() }; TOKENS] }; PAIRS] }; SETS],
+            parts: [NO_PARTS; TOKENS],
         }
     }
+}
 
-    /// Leaves the block sums of the visit due, and carries those that were.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn visit(&mut self, tile: (usize, usize), visit: &Visit<'_>) {
-        let depth = visit.vectors[0].len();
-        if depth < DEPTH {
-            // Too short a visit to carry everything in its course.
-            self.settle();
-        }
-        let [a, b] = &mut self.parts;
-        let (old, new) = if self.last == 0 { (a, b) } else { (b, a) };
-        let ((t, r), count) = self.due.unwrap_or((tile, 0));
-        let due = Due {
-            parts: old,
-            // SAFETY: the sums of all tiles of the area were written before the first visit.
-            sums: unsafe { self.sums[t][r].assume_init_mut() },
-            count,
-        };
-        visit.run(new, due);
-        let count = visit.num_tokens * TILE_ROWS;
-        for parts in &mut new[..count] {
-            parts[depth..].fill(Line::default());
-        }
-        self.last = 1 - self.last;
-        self.due = Some((tile, count));
+/// Block `b` of a row, copied into `padded` when the row ends inside it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn block_of<'a, const BYTES: usize>(
+    row: &'a [u8],
+    b: usize,
+    padded: &'a mut [u8; BYTES],
+) -> &'a [u8; BYTES] {
+    let (whole, rest) = row.as_chunks::<BYTES>();
+    let Some(block) = whole.get(b) else {
+        padded[..rest.len()].copy_from_slice(rest);
+        return padded;
+    };
+    if BYTES >= 64 {
+        ask_ahead(block);
     }
+    block
+}
 
-    /// Carries what is due.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn settle(&mut self) {
-        if let Some(((t, r), count)) = self.due.take() {
-            // SAFETY: as in `visit`.
-            let sums = unsafe { self.sums[t][r].assume_init_mut() };
-            for (parts, sum) in self.parts[self.last].iter().zip(sums).take(count) {
-                carry(parts, sum);
-            }
-        }
+/// Asks for the bytes [`AHEAD`] of these; past the end of the weights that does nothing.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn ask_ahead<const BYTES: usize>(bytes: &[u8; BYTES]) {
+    for line in bytes.chunks_exact(64) {
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
     }
 }

@@ -12,7 +12,10 @@
 //! - f32: one permutation.
 //!
 //! So a weight costs less to decode than to load unpacked, and no body unpacks weights into memory.
+//!
+//! Bodies: [`one`] vector, MXFP4 with a [`few`], everything else with [`many`].
 
+mod few;
 mod many;
 mod one;
 mod tile;
@@ -28,13 +31,21 @@ use std::arch::x86_64::{
 };
 
 use super::activations::{Activations, LANES, Line};
-use super::weights::{GROUP, TWICE_E2M1, Weights};
+use super::weights::{GROUP, SCALES, TWICE_E2M1, Weights};
 
 /// `out[row][t] = w[row] . x[t]` on this thread.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn matmul(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
-    match x.num_rows() {
-        1 => one::matvec(w, x, out),
+    match (x.num_rows(), w) {
+        (1, _) => one::matvec(w, x, out),
+        (
+            ..=few::MOST,
+            Weights::Mxfp4 {
+                packed,
+                scale,
+                nan_scales,
+            },
+        ) => few::mxfp4(packed, scale, nan_scales, x, out),
         _ => many::matmul(w, x, out),
     }
 }
@@ -153,15 +164,34 @@ static MXFP4_BYTES: [u8; 64] = {
     bytes
 };
 
-/// bf16 of the doubled values, twice over, for an index of five bits.
-static MXFP4_VALUES: [u16; 32] = {
+/// bf16 of the sixteen values, twice over, for an index of five bits.
+type Values = [u16; 32];
+
+/// The doubled values times `2^(scale - 128)`, for a scale of [`SCALES`].
+const fn mxfp4_values(scale: u8) -> Values {
+    let factor = f32::from_bits((scale as u32 - 1) << 23);
     let mut values = [0; 32];
     let mut at = 0;
     while at < 32 {
-        values[at] = ((TWICE_E2M1[at % 16] as f32).to_bits() >> 16) as u16;
+        let value = TWICE_E2M1[at % 16] as f32 * factor;
+        values[at] = (value.to_bits() >> 16) as u16;
         at += 1;
     }
     values
+}
+
+/// The doubled values.
+static MXFP4_VALUES: Values = mxfp4_values(128);
+
+/// The values times the factor of every scale byte; those beyond [`SCALES`] are not used.
+static MXFP4_SCALED: [Values; 256] = {
+    let mut all = [[0; 32]; 256];
+    let mut scale = *SCALES.start();
+    while scale <= *SCALES.end() {
+        all[scale as usize] = mxfp4_values(scale);
+        scale += 1;
+    }
+    all
 };
 
 static MXFP4_SHIFTS: [u32; LANES] = [0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4];
@@ -170,11 +200,24 @@ static MXFP4_SHIFTS: [u32; LANES] = [0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn mxfp4_lines(bytes: &[u8; GROUP / 2]) -> [__m512; 2] {
+    mxfp4_lookup(bytes, &MXFP4_VALUES)
+}
+
+/// The values of a group times its factor, for a scale of [`SCALES`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn mxfp4_scaled_lines(bytes: &[u8; GROUP / 2], scale: u8) -> [__m512; 2] {
+    mxfp4_lookup(bytes, &MXFP4_SCALED[usize::from(scale)])
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn mxfp4_lookup(bytes: &[u8; GROUP / 2], values: &'static Values) -> [__m512; 2] {
     // SAFETY: 16 readable bytes, and the load allows any alignment.
     let packed = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) });
     let bytes = _mm512_shuffle_epi8(packed, constant(&MXFP4_BYTES));
     let nibbles = _mm512_srlv_epi32(bytes, constant(&MXFP4_SHIFTS));
-    let values = _mm512_permutexvar_epi16(nibbles, constant(&MXFP4_VALUES));
+    let values = _mm512_permutexvar_epi16(nibbles, constant(values));
     let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
     [
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(values)),

@@ -1,7 +1,7 @@
 #![expect(clippy::float_cmp, reason = "these results are exact")]
 
 use super::super::testing::{Rng, assert_same_bits, bf16_bytes, f32_bytes, relative_l2};
-use super::super::weights::{NanScales, widen};
+use super::super::weights::{NanScales, SCALES, widen};
 use super::*;
 
 /// Stored bytes of a random matrix.
@@ -208,6 +208,50 @@ fn any_bytes_and_any_inputs_give_the_scalar_bits() {
             for isa in Isa::available() {
                 let got = run(isa, w, &x[..t * cols], cols, rows);
                 assert_same_bits(&got, &want, &format!("{} {name} T {t}", isa.name()));
+            }
+        }
+    }
+}
+
+/// Inputs of magnitude about `2^k`, some of them zeros of either sign.
+fn inputs(k: i32, len: usize, rng: &mut Rng) -> Vec<f32> {
+    (0..len)
+        .map(|i| match i % 7 {
+            0 => 0.0,
+            1 => -0.0,
+            _ => (1.0 + rng.unit().abs() * 0.99).copysign(rng.unit()) * 2f32.powi(k),
+        })
+        .collect()
+}
+
+#[test]
+fn mxfp4_is_the_reference_on_every_isa_inside_at_and_beyond_the_range_of_scaled_weights() {
+    let mut rng = Rng(21);
+    let (rows, cols, most) = (9, 320, 66);
+    let packed: Vec<u8> = (0..rows * cols / 2).map(|_| rng.byte()).collect();
+    let (first, last) = (*SCALES.start(), *SCALES.end());
+    for byte in [0, first - 1, first, 127, last, last + 1, 254] {
+        let mut scale = vec![byte; rows * cols / 32];
+        // Beside it one ordinary group in each row, so that sums of different size meet.
+        scale.iter_mut().step_by(10).for_each(|byte| *byte = 120);
+        let w = Weights::Mxfp4 {
+            packed: &packed,
+            scale: &scale,
+            nan_scales: NanScales::Propagate,
+        };
+        for k in [-149, -126, -63, -62, 0, 63, 64, 126] {
+            let values = inputs(k, most * cols, &mut rng);
+            for t in [2, 3, 6, 17, most] {
+                let mut x = Activations::new();
+                x.fill(&values[..t * cols], cols);
+                let mut want = vec![0.0; rows * t];
+                matmul(Isa::Scalar, w, &x, &mut want);
+                for isa in Isa::available().into_iter().skip(1) {
+                    let mut got = vec![f32::NAN; rows * t];
+                    matmul(isa, w, &x, &mut got);
+                    let what = format!("{} scale {byte} inputs 2^{k} T {t}", isa.name());
+                    assert_same_bits(&got, &want, &what);
+                }
             }
         }
     }
