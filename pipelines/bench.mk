@@ -22,3 +22,8 @@ bench-streamed: build
 #:               memory than planned. SLICE=5 BUDGETS=12 SEED=1
 budgets: build
 	@SLICE='$(SLICE)' COUNT='$(BUDGETS)' SEED='$(SEED)' scripts/budgets.sh
+
+#: bench-simcache  k3-simcache: its default table against 1 s, each policy's cost, ten million requests and their memory.
+#:               K3_SHARED_DATA=DIR also times the recorded trace there
+bench-simcache:
+	@cd .. && $(CARGO) bench -p k3-simcache --bench replay

@@ -33,7 +33,7 @@ show k3-run "$@" | sed 's/^\$ //'
 k3-plan -q --budget floor --model "$d/model" --trunk "$d/trunk" | k3-run "$@" >"$d/run.txt"
 
 title 'simcache: what other cache sizes and policies would have hit'
-run k3-simcache "$d/run.trace" --slots 8,36,72,108,144 --policy lru,layer-distance,belady
+run k3-simcache "$d/run.trace" --slots 8,36,72,108,144 --policy lru,layer-distance,reuse-odds,belady
 
 title 'The text (of random weights, so it means nothing)'
 printf '%s%s\n' "$prompt" "$(cat "$d/run.txt")"

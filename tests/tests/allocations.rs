@@ -1,4 +1,4 @@
-//! A steady decode step allocates nothing and starts no thread.
+//! A steady decode step allocates nothing and starts no thread, under any policy.
 #![expect(
     clippy::unwrap_used,
     reason = "a helper of a test fails it by panicking, as the test does"
@@ -18,7 +18,11 @@ use k3_run::{
     model::{Observer, Output, Segment, SequenceState},
     store::StepReads,
 };
-use k3_shared::{formats::plan::Plan, ids::TokenId};
+use k3_shared::{
+    cache::{ExpertCache, Geometry, GroupBuilder, PolicyKind},
+    formats::plan::Plan,
+    ids::{ExpertIdx, LayerIdx, TokenId},
+};
 
 /// Counts every allocation of the process, on whichever thread.
 struct Counting;
@@ -138,9 +142,42 @@ fn measure(plan: &Plan, threads: usize) -> (usize, StepReads) {
     measured
 }
 
+/// What a warm cache of fewer slots than a token asks for allocates in 200 decode steps.
+fn measure_cache(kind: PolicyKind) -> usize {
+    let geometry = Geometry::new(9, 16, 4).unwrap();
+    let mut cache = ExpertCache::new(kind, 20, geometry).unwrap();
+    let (mut groups, mut decisions) = (GroupBuilder::new(geometry), Vec::new());
+    let mut random = 1u32;
+    let mut before = 0;
+    for step in 0..400 {
+        if step == 200 {
+            before = COUNT.load(Ordering::Relaxed);
+        }
+        for layer in (1..9).map(LayerIdx) {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (first, gap) = (random >> 28, random >> 26 & 3);
+            let experts = (0..4).map(|nth| ExpertIdx((first + nth * (gap + 1)) % 16));
+            let group = groups.group(layer, experts).unwrap();
+            cache.request_group_into(layer, group, &mut decisions);
+        }
+    }
+    let counters = cache.counters();
+    assert!(
+        counters.misses() > counters.requests / 3,
+        "{kind}: {counters:?}"
+    );
+    COUNT.load(Ordering::Relaxed) - before
+}
+
 /// One test, because allocations of another one running beside it would be counted.
 #[test]
 fn a_steady_decode_step_allocates_nothing_and_starts_no_thread() {
+    for kind in PolicyKind::ALL
+        .into_iter()
+        .filter(|kind| !kind.is_replay_only())
+    {
+        assert_eq!(measure_cache(kind), 0, "{kind}");
+    }
     let fixture = Fixture::tiny("8Ki");
     let common = [
         "--budget",

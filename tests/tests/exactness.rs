@@ -129,6 +129,7 @@ fn every_engine_policy_gives_the_same_bits() {
         "lru",
         "lfu",
         "layer-distance",
+        "reuse-odds",
         "layer-quota",
         "s3-fifo",
         "sieve",

@@ -70,7 +70,7 @@ pub struct Cli {
     /// A split by hand: as many expert slots as this holds.
     #[arg(long, value_name = "SIZE")]
     pub expert_mem: Option<Bytes>,
-    /// Replacement policy of the expert slots [default: the best by the trace, else layer-distance].
+    /// Replacement policy of the expert slots [default: the best by the trace, else reuse-odds].
     #[arg(long, value_name = "NAME", value_parser = engine_policy)]
     pub cache_policy: Option<PolicyKind>,
     /// Divide the memory, choose the policy and expect the hits by this trace of an earlier run.

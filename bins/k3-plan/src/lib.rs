@@ -127,7 +127,7 @@ fn plan_all(planner: &Planner<'_>, out: &mut dyn Write) -> anyhow::Result<Outcom
 /// The policies to choose from. Without a trace there is nothing to choose by: the one that does best on decoded text. Static
 /// pinning is left to the hand: it keeps what a run happens to begin with, and one trace cannot say how the next will begin.
 fn policies(cli: &Cli, has_trace: bool) -> Vec<PolicyKind> {
-    const USUAL: PolicyKind = PolicyKind::LayerDistance;
+    const USUAL: PolicyKind = PolicyKind::DEFAULT;
     match cli.cache_policy {
         Some(policy) => vec![policy],
         None if !has_trace => vec![USUAL],
@@ -328,8 +328,9 @@ impl Planner<'_> {
         let working_set = self.spender.model().experts_per_token();
         if spent.expected.policy == PolicyKind::Lru && plan.expert_slots < working_set {
             log::warn!(
-                "lru hits nothing below one token's {working_set} experts, and there are {} slots: try --cache-policy layer-distance",
-                plan.expert_slots
+                "lru hits nothing below one token's {working_set} experts, and there are {} slots: try --cache-policy {}",
+                plan.expert_slots,
+                PolicyKind::DEFAULT
             );
         }
         if let Some(warning) = report::host_warning(plan, &self.host) {

@@ -4,10 +4,15 @@
 //! rebuilt as k3-run requested them; so for the same slots and policy the hits counted here are the run's, to the last one.
 #![forbid(unsafe_code)]
 
+pub mod generated;
+mod pairs;
 mod plot;
 mod replay;
 mod report;
+mod reuse;
 mod simulate;
+mod stack;
+mod table;
 
 use std::{
     io::Write,
@@ -24,8 +29,9 @@ use k3_shared::{
     term::{self, Outcome},
 };
 
-pub use replay::{Replay, ReplayError, TraceMode};
-pub use report::{Report, Row, TraceFacts};
+pub use replay::{Phase, Replay, ReplayError, TraceMode};
+pub use report::{Counted, Report, ReuseDistance, Row, TraceFacts};
+pub use reuse::{Gap, MOST_TOKENS, Union};
 pub use simulate::{CacheSize, simulate};
 
 /// One expert of the released model, for traces that do not say (specification 2.2).
@@ -104,6 +110,9 @@ pub struct PartArgs {
     /// Replay this many tokens to fill the cache before counting; header-less traces are replayed token by token.
     #[arg(long, value_name = "N")]
     pub warmup_tokens: Option<u64>,
+    /// Header-less traces, token by token: a token's experts of a layer are one request group, as in k3-run.
+    #[arg(long)]
+    pub grouped: bool,
     /// Header-less traces: experts a token selects in a layer.
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub top_k: usize,
@@ -177,7 +186,7 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     // All of it before any file is replaced: a failure leaves old results whole.
     let mut text = Vec::new();
     match cli.format {
-        Format::Table => report.write_table(&cli.policy, &sizes, &mut text)?,
+        Format::Table => table::write(&report, &cli.policy, &sizes, &mut text)?,
         Format::Json => report.write_json(&mut text)?,
         Format::Csv => report.write_csv(&mut text)?,
     }

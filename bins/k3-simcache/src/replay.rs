@@ -1,18 +1,23 @@
 //! The request groups to replay, and which of them count.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
 use k3_shared::{
-    cache::{CacheError, Geometry, Key},
-    formats::trace::{Mode, Pair, Trace, TraceError, TraceReader, cache_groups},
+    cache::{CacheError, Geometry, GroupBuilder, Key},
+    formats::trace::{Mode, Trace, TraceError, TraceReader, TraceRecord},
     ids::{ExpertId, LayerIdx},
 };
 use serde::Serialize;
 
-use crate::{PartArgs, Pass, report::TraceFacts};
+use crate::{
+    PartArgs, pairs,
+    report::TraceFacts,
+    reuse::{Gap, Reuse, Union},
+    stack::{DepthCurve, LruStack},
+};
 
 /// Why a trace cannot be replayed as asked.
 #[derive(Debug, thiserror::Error)]
@@ -63,12 +68,38 @@ pub enum TraceMode {
     Unknown,
 }
 
+/// What a counted request was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Rows of a prompt.
+    Prefill,
+    /// Generation.
+    Decode,
+    /// The trace does not say.
+    Unknown,
+}
+
+impl Phase {
+    /// Every phase.
+    pub const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Unknown];
+}
+
+impl From<Mode> for Phase {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Prefill => Self::Prefill,
+            Mode::Decode => Self::Decode,
+        }
+    }
+}
+
 /// One group of a replay: a run of [`Replay::keys`] up to `end`.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     layer: LayerIdx,
     end: usize,
-    counted: bool,
+    phase: Option<Phase>,
 }
 
 /// Requests in order, as groups.
@@ -86,6 +117,10 @@ pub struct Replay {
     pub warnings: Vec<String>,
     keys: Vec<Key>,
     groups: Vec<Group>,
+    /// `[phases]`: requests by depth in the LRU stack.
+    depths: [DepthCurve; 3],
+    largest_group: usize,
+    reuse: Option<Reuse>,
 }
 
 impl Replay {
@@ -94,10 +129,11 @@ impl Replay {
     /// # Errors
     /// If the trace is damaged, holds no such part, or nothing is left to count.
     pub fn new(trace: Trace, path: &Path, part: &PartArgs) -> Result<Self, ReplayError> {
-        let replay = match trace {
-            Trace::Recorded(reader) => Self::recorded(reader, path, part),
-            Trace::Pairs(pairs) => Self::pairs(&pairs, path, part),
+        let builder = match trace {
+            Trace::Recorded(reader) => recorded(reader, path, part),
+            Trace::Pairs(pairs) => pairs::replay(&pairs, path, part),
         }?;
+        let replay = builder.finish();
         if replay.facts.requests == 0 {
             let problem =
                 "nothing is left to count: lower --warmup-tokens, or leave out --decode-only";
@@ -106,233 +142,250 @@ impl Replay {
         Ok(replay)
     }
 
-    /// The groups in order: layer, keys, and whether they count.
-    pub fn groups(&self) -> impl Iterator<Item = (LayerIdx, &[Key], bool)> + Clone {
+    /// The groups in order: layer, keys, and what they count as, if they count.
+    pub fn groups(&self) -> impl Iterator<Item = (LayerIdx, &[Key], Option<Phase>)> + Clone {
         let starts = std::iter::once(0).chain(self.groups.iter().map(|group| group.end));
         starts
             .zip(&self.groups)
-            .map(|(start, group)| (group.layer, &self.keys[start..group.end], group.counted))
+            .map(|(start, group)| (group.layer, &self.keys[start..group.end], group.phase))
     }
 
-    fn empty(geometry: Geometry, expert_bytes: Option<u64>) -> Self {
+    /// Requests of each phase by their depth in the LRU stack; exact for caches of at least [`Self::largest_group`] slots.
+    pub(crate) fn depths(&self) -> &[DepthCurve; 3] {
+        &self.depths
+    }
+
+    /// The most experts asked for at once.
+    pub fn largest_group(&self) -> usize {
+        self.largest_group
+    }
+
+    /// Experts that some counted tokens in a row need together; empty if tokens cannot be told apart.
+    pub fn unions(&self) -> Vec<Union> {
+        self.reuse.as_ref().map_or(Vec::new(), Reuse::unions)
+    }
+
+    /// How many tokens ago counted tokens' experts were needed before; empty if tokens cannot be told apart.
+    pub fn gaps(&self) -> Vec<Gap> {
+        self.reuse.as_ref().map_or(Vec::new(), Reuse::gaps)
+    }
+}
+
+/// Adds up a replay as its requests are read.
+pub(crate) struct Builder {
+    replay: Replay,
+    stack: LruStack,
+    /// `[keys]`: asked for by a counted request.
+    counted: Vec<bool>,
+    /// `[layers]`: asked for anything.
+    layers: Vec<bool>,
+}
+
+impl Builder {
+    pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
-            geometry,
-            expert_bytes,
-            facts: TraceFacts::default(),
-            compulsory_misses: 0,
-            warnings: Vec::new(),
-            keys: Vec::new(),
-            groups: Vec::new(),
+            stack: LruStack::new(geometry),
+            counted: vec![false; geometry.keys()],
+            layers: vec![false; geometry.layers()],
+            replay: Replay {
+                geometry,
+                expert_bytes: None,
+                facts: TraceFacts::default(),
+                compulsory_misses: 0,
+                warnings: Vec::new(),
+                keys: Vec::new(),
+                groups: Vec::new(),
+                depths: Default::default(),
+                largest_group: 0,
+                reuse: None,
+            },
         }
     }
 
-    fn push(&mut self, layer: LayerIdx, keys: &[Key], counted: bool) {
-        self.keys.extend_from_slice(keys);
-        let end = self.keys.len();
-        self.groups.push(Group {
-            layer,
-            end,
-            counted,
-        });
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.replay.geometry
     }
 
-    /// Count requests once all groups are there.
-    fn finish(mut self, tokens: Option<u64>, mode: TraceMode) -> Self {
-        let mut asked = BTreeSet::new();
-        let mut counted_keys = BTreeSet::new();
-        let (mut requests, mut warmup_requests, mut compulsory_misses) = (0, 0, 0);
-        for (_, keys, counted) in self.groups() {
-            for &key in keys {
-                let is_new = asked.insert(key);
-                if counted {
-                    requests += 1;
-                    compulsory_misses += u64::from(is_new);
-                    counted_keys.insert(key);
-                } else {
-                    warmup_requests += 1;
+    pub(crate) fn facts(&mut self) -> &mut TraceFacts {
+        &mut self.replay.facts
+    }
+
+    pub(crate) fn warn(&mut self, warning: String) {
+        self.replay.warnings.push(warning);
+    }
+
+    /// One group; `phase` is what it counts as.
+    pub(crate) fn push(&mut self, layer: LayerIdx, keys: &[Key], phase: Option<Phase>) {
+        let depths = self.stack.request(keys);
+        self.layers[layer.get()] = true;
+        let replay = &mut self.replay;
+        match phase {
+            Some(phase) => {
+                for (key, &depth) in keys.iter().zip(depths) {
+                    replay.depths[phase as usize].add(depth);
+                    replay.compulsory_misses += u64::from(depth == 0);
+                    let first = !std::mem::replace(&mut self.counted[key.get()], true);
+                    replay.facts.distinct_experts += u64::from(first);
                 }
+                replay.facts.requests += keys.len() as u64;
+            }
+            None => replay.facts.warmup_requests += keys.len() as u64,
+        }
+        replay.keys.extend_from_slice(keys);
+        let end = replay.keys.len();
+        replay.groups.push(Group { layer, end, phase });
+    }
+
+    /// Token number `token`, from 0, asks for `id`, apart from the groups that this makes.
+    ///
+    /// # Errors
+    /// If the geometry has no such expert.
+    pub(crate) fn ask(
+        &mut self,
+        token: u32,
+        id: ExpertId,
+        phase: Option<Phase>,
+    ) -> Result<(), CacheError> {
+        let geometry = self.replay.geometry;
+        let key = geometry.key(id).ok_or(CacheError::NoSuchExpert { id })?;
+        let reuse = self
+            .replay
+            .reuse
+            .get_or_insert_with(|| Reuse::new(geometry));
+        reuse.ask(token, key, phase);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Replay {
+        self.replay.largest_group = self.stack.largest_group();
+        let layers = self.layers.iter().filter(|&&asked| asked).count();
+        self.replay.facts.working_set = layers * self.replay.geometry.top_k();
+        self.replay
+    }
+}
+
+/// The replay of a trace with steps.
+fn recorded<R: std::io::Read>(
+    mut reader: TraceReader<R>,
+    path: &Path,
+    part: &PartArgs,
+) -> Result<Builder, ReplayError> {
+    if part.pass.is_some() || part.grouped {
+        let flag = if part.grouped { "--grouped" } else { "--pass" };
+        let problem = format!(
+            "{flag} is for header-less traces; this one has steps: use --decode-only or --warmup-tokens"
+        );
+        return Err(part_error(path, problem));
+    }
+    let shape = |source| shape_error(path, source);
+    let geometry = reader.header().geometry().map_err(shape)?;
+    let mut builder = Builder::new(geometry);
+    builder.replay.expert_bytes = Some(reader.header().expert_bytes);
+    builder.facts().identity = Some(reader.header().identity.clone());
+    let mut groups = GroupBuilder::new(geometry);
+    let mut steps = Steps::new(part);
+    while let Some(record) = reader.next_record()? {
+        let (token, phase) = steps.take(&record);
+        let selections = record.experts.chunks_exact(geometry.top_k());
+        for (token, selection) in (token..).zip(selections) {
+            for &expert in selection {
+                let id = ExpertId {
+                    layer: record.layer,
+                    expert,
+                };
+                builder.ask(token, id, phase).map_err(shape)?;
             }
         }
-        self.compulsory_misses = compulsory_misses;
-        self.facts = TraceFacts {
-            requests,
-            distinct_experts: counted_keys.len() as u64,
-            tokens,
-            mode,
-            warmup_requests,
-        };
-        self
+        let group = groups.group(record.layer, record.experts).map_err(shape)?;
+        builder.push(record.layer, group, phase);
+    }
+    builder.facts().digest = reader.digest().map(str::to_owned);
+    steps.tell(&mut builder);
+    Ok(builder)
+}
+
+/// What the steps of a trace say of it, a record at a time.
+struct Steps {
+    decode_only: bool,
+    warmup_tokens: u64,
+    step: Option<u64>,
+    phase: Option<Phase>,
+    /// Rows of the steps before this one, and of this one.
+    rows: (u64, u64),
+    /// `[phases]`: counted rows.
+    counted: [u64; 3],
+    /// The highest position of each sequence so far.
+    positions: BTreeMap<u32, u32>,
+    repeated: u64,
+}
+
+impl Steps {
+    fn new(part: &PartArgs) -> Self {
+        Self {
+            decode_only: part.decode_only,
+            warmup_tokens: part.warmup_tokens.unwrap_or(0),
+            step: None,
+            phase: None,
+            rows: (0, 0),
+            counted: [0; 3],
+            positions: BTreeMap::new(),
+            repeated: 0,
+        }
     }
 
-    fn recorded<R: std::io::Read>(
-        mut reader: TraceReader<R>,
-        path: &Path,
-        part: &PartArgs,
-    ) -> Result<Self, ReplayError> {
-        if part.pass.is_some() {
-            let problem = "--pass is for header-less traces; this one has steps: use --decode-only or --warmup-tokens";
-            return Err(part_error(path, problem));
-        }
-        let geometry = reader
-            .header()
-            .geometry()
-            .map_err(|source| shape_error(path, source))?;
-        let mut replay = Self::empty(geometry, Some(reader.header().expert_bytes));
-        let warmup = part.warmup_tokens.unwrap_or(0);
-        let (mut rows_before, mut rows_counted) = (0u64, 0u64);
-        let mut step = None;
-        let mut modes = BTreeSet::new();
-        let mut counted = false;
-        for group in cache_groups(&mut reader)? {
-            if step != Some(group.step) {
-                step = Some(group.step);
-                counted =
-                    rows_before >= warmup && (group.mode == Mode::Decode || !part.decode_only);
-                rows_before += group.rows as u64;
-                if counted {
-                    rows_counted += group.rows as u64;
-                    modes.insert(group.mode == Mode::Decode);
-                }
+    /// The number of the record's first row among all rows, and what its step counts as.
+    fn take(&mut self, record: &TraceRecord) -> (u32, Option<Phase>) {
+        if self.step != Some(record.step) {
+            self.step = Some(record.step);
+            let rows = record.rows.len() as u64;
+            self.rows = (self.rows.0 + self.rows.1, rows);
+            let counts = self.rows.0 >= self.warmup_tokens
+                && (record.mode == Mode::Decode || !self.decode_only);
+            self.phase = counts.then(|| Phase::from(record.mode));
+            if let Some(phase) = self.phase {
+                self.counted[phase as usize] += rows;
             }
-            replay.push(group.layer, &group.keys, counted);
+            for row in &record.rows {
+                let highest = self.positions.entry(row.sequence).or_insert(row.position);
+                // The first row of a sequence is its own highest.
+                self.repeated += u64::from(row.position < *highest);
+                *highest = (*highest).max(row.position);
+            }
         }
-        let mode = match (modes.contains(&false), modes.contains(&true)) {
+        // More rows than a u32 counts would fill a disk with trace first.
+        (u32::try_from(self.rows.0).unwrap_or(u32::MAX), self.phase)
+    }
+
+    fn tell(self, builder: &mut Builder) {
+        let [prefill, decode, _] = self.counted;
+        let facts = builder.facts();
+        facts.tokens = Some(prefill + decode);
+        facts.prefill_tokens = Some(prefill);
+        facts.decode_tokens = Some(decode);
+        facts.mode = match (prefill > 0, decode > 0) {
             (true, true) => TraceMode::Mixed,
             (false, true) => TraceMode::Decode,
             _ => TraceMode::Prefill,
         };
-        Ok(replay.finish(Some(rows_counted), mode))
-    }
-
-    fn pairs(pairs: &[Pair], path: &Path, part: &PartArgs) -> Result<Self, ReplayError> {
-        if part.decode_only {
-            let problem = "--decode-only needs a trace with steps, as k3-run --trace writes them; for a header-less one \
-                 use --pass last --warmup-tokens N";
-            return Err(part_error(path, problem));
-        }
-        let most =
-            |number: fn(&Pair) -> u32| pairs.iter().map(number).max().unwrap_or(0) as usize + 1;
-        let (layers, experts) = (most(|pair| pair.layer.0), most(|pair| pair.expert.0));
-        let geometry = Geometry::new(layers, experts, part.top_k.min(experts))
-            .map_err(|source| shape_error(path, source))?;
-        let mut replay = Self::empty(geometry, None);
-        let passes = passes(pairs);
-        if part.pass.is_none() && part.warmup_tokens.is_none() {
-            replay.push_pairs(pairs.iter(), true);
-            let tokens = passes
-                .iter()
-                .map(|pass| pass.tokens(pairs, path, part.top_k))
-                .sum::<Result<_, _>>();
-            let warning = format!(
-                "no header, so no steps: {} passes over the layers are replayed as is. If each pass read the whole prompt again, \
-                 reuse between passes is an artefact and the hit rates are too high: use --pass last --warmup-tokens N",
-                passes.len()
-            );
-            replay.warnings.push(warning);
-            return Ok(replay.finish(tokens.ok(), TraceMode::Unknown));
-        }
-        let chosen = match part.pass {
-            None => &passes[..],
-            Some(Pass::Last) => &passes[passes.len().saturating_sub(1)..],
-            Some(Pass::Number(n)) => passes.get(n - 1..n).ok_or_else(|| {
-                part_error(
-                    path,
-                    format!("--pass {n}: it has {} passes over the layers", passes.len()),
-                )
-            })?,
-        };
-        let warmup = part.warmup_tokens.unwrap_or(0);
-        let mut tokens = 0u64;
-        for pass in chosen {
-            let rows = pass.tokens(pairs, path, part.top_k)?;
-            for row in 0..usize::try_from(rows).unwrap_or(usize::MAX) {
-                for run in &pass.runs {
-                    let start = run.start + row * part.top_k;
-                    let token = pairs.get(start..start + part.top_k).unwrap_or_default();
-                    replay.push_pairs(token.iter(), tokens >= warmup);
-                }
-                tokens += 1;
-            }
-        }
-        replay.warnings.push(format!(
-            "no header, so no steps: runs of {} requests per layer are taken as one token, and replayed token by token",
-            part.top_k
-        ));
-        Ok(replay.finish(Some(tokens.saturating_sub(warmup)), TraceMode::Unknown))
-    }
-
-    /// Each pair is a group of its own: nothing says which of them were one step.
-    fn push_pairs<'a>(&mut self, pairs: impl Iterator<Item = &'a Pair>, counted: bool) {
-        for &Pair { layer, expert } in pairs {
-            // The shape was made from the largest numbers of these pairs.
-            if let Some(key) = self.geometry.key(ExpertId { layer, expert }) {
-                self.push(layer, &[key], counted);
-            }
+        facts.repeated_tokens = Some(self.repeated);
+        if self.repeated > 0 {
+            builder.warn(format!(
+                "{} rows are of positions that had passed before: prefixes were computed again (as k3-run --recompute does), so \
+                 their reuse is an artefact and the hit rates are too high; record a run without it",
+                self.repeated
+            ));
         }
     }
 }
 
-/// One walk over the layers: a run of requests for each.
-#[derive(Debug, Default)]
-struct PassRuns {
-    runs: Vec<std::ops::Range<usize>>,
-}
-
-impl PassRuns {
-    /// How many tokens went through all layers of this pass.
-    fn tokens(&self, pairs: &[Pair], path: &Path, top_k: usize) -> Result<u64, ReplayError> {
-        let first = self
-            .runs
-            .first()
-            .map_or(0, std::iter::ExactSizeIterator::len);
-        for run in &self.runs {
-            let problem = if !run.len().is_multiple_of(top_k) {
-                format!("not a multiple of {top_k}")
-            } else if run.len() != first {
-                format!("but the pass begins with {first}")
-            } else {
-                continue;
-            };
-            let layer = pairs.get(run.start).map_or(LayerIdx(0), |pair| pair.layer);
-            return Err(ReplayError::Tokens {
-                path: path.to_owned(),
-                offset: run.start * size_of::<[i32; 2]>(),
-                problem: format!("{} requests of layer {layer}, {problem}", run.len()),
-            });
-        }
-        Ok((first / top_k) as u64)
-    }
-}
-
-/// Cut pairs into runs of one layer, and runs into passes: a pass ends where the layers begin again.
-///
-/// With a single layer the passes cannot be seen, so all is one pass of many tokens.
-fn passes(pairs: &[Pair]) -> Vec<PassRuns> {
-    let mut passes: Vec<PassRuns> = Vec::new();
-    let mut last: Option<LayerIdx> = None;
-    let mut start = 0;
-    for run in pairs.chunk_by(|a, b| a.layer == b.layer) {
-        let layer = run.first().map(|pair| pair.layer);
-        if passes.is_empty() || layer < last {
-            passes.push(PassRuns::default());
-        }
-        if let Some(pass) = passes.last_mut() {
-            pass.runs.push(start..start + run.len());
-        }
-        start += run.len();
-        last = layer;
-    }
-    passes
-}
-
-fn part_error(path: &Path, problem: impl Into<String>) -> ReplayError {
+pub(crate) fn part_error(path: &Path, problem: impl Into<String>) -> ReplayError {
     ReplayError::Part {
         path: path.to_owned(),
         problem: problem.into(),
     }
 }
 
-fn shape_error(path: &Path, source: CacheError) -> ReplayError {
+pub(crate) fn shape_error(path: &Path, source: CacheError) -> ReplayError {
     ReplayError::Shape {
         path: path.to_owned(),
         source,

@@ -1,18 +1,17 @@
-//! The result as table, JSON and CSV.
+//! The result, as JSON and CSV.
 
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use k3_shared::{
     cache::{Counters, PolicyKind},
     size::Bytes,
 };
 use serde::Serialize;
 
-use crate::{CacheSize, Replay, TraceMode};
+use crate::{CacheSize, Gap, Phase, Replay, TraceMode, Union};
 
 /// What was counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TraceFacts {
     /// Counted requests: distinct (step, layer, expert), or pairs of a header-less trace.
     pub requests: u64,
@@ -20,10 +19,22 @@ pub struct TraceFacts {
     pub distinct_experts: u64,
     /// Rows they were asked for by; `None` if the trace does not say.
     pub tokens: Option<u64>,
+    /// Rows of prompts among them.
+    pub prefill_tokens: Option<u64>,
+    /// Generated rows among them.
+    pub decode_tokens: Option<u64>,
     /// What the counted steps were for.
     pub mode: TraceMode,
     /// Requests replayed before or between, to fill the cache, and not counted.
     pub warmup_requests: u64,
+    /// Rows of positions that had been computed before: their reuse is an artefact. `None` if the trace does not say.
+    pub repeated_tokens: Option<u64>,
+    /// Experts that one token asks for, of all layers: the size below which LRU hits nothing.
+    pub working_set: usize,
+    /// Identity of the checkpoint the trace was recorded from, if it says.
+    pub identity: Option<String>,
+    /// SHA-256 of the trace's records: the run's identity, the same for every run that asked for the same experts in the same steps.
+    pub digest: Option<String>,
 }
 
 impl Default for TraceFacts {
@@ -32,9 +43,61 @@ impl Default for TraceFacts {
             requests: 0,
             distinct_experts: 0,
             tokens: None,
+            prefill_tokens: None,
+            decode_tokens: None,
             mode: TraceMode::Unknown,
             warmup_requests: 0,
+            repeated_tokens: None,
+            working_set: 0,
+            identity: None,
+            digest: None,
         }
+    }
+}
+
+/// What one cache counted of one phase, or of all.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Counted {
+    /// Counted requests.
+    pub requests: u64,
+    /// Of these, resident.
+    pub hits: u64,
+    /// `hits / requests`.
+    pub hit_rate: f64,
+    /// Payload of the misses.
+    pub bytes_read: u64,
+    /// `bytes_read` by the tokens of the phase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_token: Option<f64>,
+    /// `bytes_read` at the speed given by `--disk-speed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_seconds: Option<f64>,
+    /// `read_seconds` by the tokens of the phase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds_per_token: Option<f64>,
+}
+
+impl Counted {
+    fn new(counters: Counters) -> Self {
+        Self {
+            requests: counters.requests,
+            hits: counters.hits,
+            hit_rate: counters.hits as f64 / counters.requests as f64,
+            bytes_read: 0,
+            bytes_per_token: None,
+            read_seconds: None,
+            seconds_per_token: None,
+        }
+    }
+
+    fn price(&mut self, expert_bytes: u64, tokens: Option<u64>, disk_speed: Option<Bytes>) {
+        let tokens = tokens
+            .filter(|&tokens| tokens > 0)
+            .map(|tokens| tokens as f64);
+        self.bytes_read = (self.requests - self.hits).saturating_mul(expert_bytes);
+        self.bytes_per_token = tokens.map(|tokens| self.bytes_read as f64 / tokens);
+        self.read_seconds = disk_speed.map(|speed| self.bytes_read as f64 / speed.0 as f64);
+        self.seconds_per_token = tokens.and_then(|tokens| Some(self.read_seconds? / tokens));
     }
 }
 
@@ -47,33 +110,52 @@ pub struct Row {
     pub capacity_bytes: u64,
     /// Experts it holds.
     pub slots: usize,
-    /// Counted requests.
-    pub requests: u64,
-    /// Of these, resident.
-    pub hits: u64,
-    /// `hits / requests`.
-    pub hit_rate: f64,
-    /// Payload of the misses.
-    pub bytes_read: u64,
-    /// `bytes_read` at the speed given by `--disk-speed`.
+    /// All counted requests.
+    #[serde(flatten)]
+    pub all: Counted,
+    /// Those of prefill steps, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub read_seconds: Option<f64>,
+    pub prefill: Option<Counted>,
+    /// Those of decode steps, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode: Option<Counted>,
 }
 
 impl Row {
-    /// What one cache counted; [`Report::new`] adds the bytes.
-    pub(crate) fn new(policy: PolicyKind, size: CacheSize, counted: Counters) -> Self {
+    /// What one cache counted in each phase; [`Report::new`] adds the bytes.
+    pub(crate) fn new(policy: PolicyKind, size: CacheSize, counted: [Counters; 3]) -> Self {
+        let sum = |of: fn(&Counters) -> u64| counted.iter().map(of).sum();
+        let all = Counters {
+            requests: sum(|counters| counters.requests),
+            hits: sum(|counters| counters.hits),
+        };
+        let phase = |phase: Phase| Some(counted[phase as usize]).filter(|c| c.requests > 0);
         Self {
             policy,
             capacity_bytes: size.capacity_bytes,
             slots: size.slots,
-            requests: counted.requests,
-            hits: counted.hits,
-            hit_rate: counted.hits as f64 / counted.requests as f64,
-            bytes_read: 0,
-            read_seconds: None,
+            all: Counted::new(all),
+            prefill: phase(Phase::Prefill).map(Counted::new),
+            decode: phase(Phase::Decode).map(Counted::new),
         }
     }
+}
+
+/// How far back requests reach, in distinct experts: the size of LRU cache that would have hit them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReuseDistance {
+    /// What the requests were for.
+    pub phase: Phase,
+    /// Requests of the phase.
+    pub requests: u64,
+    /// The highest hit rate there can be in it: the part that is not the first request of its expert.
+    pub ceiling: f64,
+    /// Half of the repeated requests reach no further back.
+    pub median: Option<u64>,
+    /// Nine tenths do not.
+    pub p90: Option<u64>,
+    /// 99 of 100 do not.
+    pub p99: Option<u64>,
 }
 
 /// A whole result, `k3.simcache/1`.
@@ -83,6 +165,8 @@ pub struct Report {
     pub schema: &'static str,
     /// What was counted.
     pub trace: TraceFacts,
+    /// What to know before believing the rest.
+    pub warnings: Vec<String>,
     /// Payload of one expert.
     pub expert_bytes: u64,
     /// By policy, then by size.
@@ -91,6 +175,12 @@ pub struct Report {
     pub compulsory_misses: u64,
     /// The highest hit rate there can be.
     pub ceiling: f64,
+    /// By phase, how far back requests reach.
+    pub reuse_distances: Vec<ReuseDistance>,
+    /// By phase, how many tokens ago experts were needed before.
+    pub reuse_tokens: Vec<Gap>,
+    /// By phase, what several tokens need together.
+    pub unions: Vec<Union>,
 }
 
 impl Report {
@@ -101,18 +191,39 @@ impl Report {
         expert_bytes: u64,
         disk_speed: Option<Bytes>,
     ) -> Self {
+        let facts = replay.facts.clone();
         for row in &mut rows {
-            row.bytes_read = (row.requests - row.hits).saturating_mul(expert_bytes);
-            row.read_seconds = disk_speed.map(|speed| row.bytes_read as f64 / speed.0 as f64);
+            row.all.price(expert_bytes, facts.tokens, disk_speed);
+            if let Some(prefill) = &mut row.prefill {
+                prefill.price(expert_bytes, facts.prefill_tokens, disk_speed);
+            }
+            if let Some(decode) = &mut row.decode {
+                decode.price(expert_bytes, facts.decode_tokens, disk_speed);
+            }
         }
-        let facts = replay.facts;
+        let distances = Phase::ALL.into_iter().zip(replay.depths());
+        let distances = distances.filter_map(|(phase, curve)| {
+            let Counters { requests, hits } = curve.counters(usize::MAX);
+            (requests > 0).then(|| ReuseDistance {
+                phase,
+                requests,
+                ceiling: hits as f64 / requests as f64,
+                median: curve.quantile(0.5),
+                p90: curve.quantile(0.9),
+                p99: curve.quantile(0.99),
+            })
+        });
         Self {
             schema: "k3.simcache/1",
-            trace: facts,
             expert_bytes,
             rows,
             compulsory_misses: replay.compulsory_misses,
             ceiling: (facts.requests - replay.compulsory_misses) as f64 / facts.requests as f64,
+            warnings: replay.warnings.clone(),
+            reuse_distances: distances.collect(),
+            reuse_tokens: replay.gaps(),
+            unions: replay.unions(),
+            trace: facts,
         }
     }
 
@@ -125,117 +236,56 @@ impl Report {
         writeln!(out)
     }
 
-    /// A header line, then a line for each policy and size.
+    /// A header line, then a line for each policy and size. What the trace does not tell is left empty.
     ///
     /// # Errors
     /// If `out` fails.
     pub fn write_csv(&self, out: &mut dyn Write) -> io::Result<()> {
-        let timed = self.rows.iter().any(|row| row.read_seconds.is_some());
-        write!(
+        let timed = self.rows.iter().any(|row| row.all.read_seconds.is_some());
+        let times = if timed {
+            ",read_seconds,seconds_per_token,decode_seconds_per_token"
+        } else {
+            ""
+        };
+        writeln!(
             out,
-            "policy,capacity_bytes,slots,requests,hits,hit_rate,bytes_read"
+            "policy,capacity_bytes,slots,requests,hits,hit_rate,bytes_read,bytes_per_token,prefill_requests,prefill_hits,\
+             decode_requests,decode_hits{times}"
         )?;
-        writeln!(out, "{}", if timed { ",read_seconds" } else { "" })?;
+        let number = |number: Option<f64>| number.map_or(String::new(), |n| n.to_string());
         for row in &self.rows {
+            let Counted {
+                requests,
+                hits,
+                hit_rate,
+                bytes_read,
+                ..
+            } = row.all;
+            let Row {
+                policy,
+                capacity_bytes,
+                slots,
+                ..
+            } = row;
             write!(
                 out,
-                "{},{},{},{},{},{},{}",
-                row.policy,
-                row.capacity_bytes,
-                row.slots,
-                row.requests,
-                row.hits,
-                row.hit_rate,
-                row.bytes_read
+                "{policy},{capacity_bytes},{slots},{requests},{hits},{hit_rate},{bytes_read},{}",
+                number(row.all.bytes_per_token)
             )?;
-            match row.read_seconds {
-                Some(seconds) => writeln!(out, ",{seconds}")?,
-                None => writeln!(out)?,
+            for part in [row.prefill, row.decode] {
+                match part {
+                    Some(part) => write!(out, ",{},{}", part.requests, part.hits)?,
+                    None => write!(out, ",,")?,
+                }
             }
+            if timed {
+                let decode = row.decode.and_then(|decode| decode.seconds_per_token);
+                for seconds in [row.all.read_seconds, row.all.seconds_per_token, decode] {
+                    write!(out, ",{}", number(seconds))?;
+                }
+            }
+            writeln!(out)?;
         }
         Ok(())
     }
-
-    /// Hit rates, then bytes read (and seconds): a row a size, a column a policy.
-    ///
-    /// # Errors
-    /// If `out` fails.
-    pub fn write_table(
-        &self,
-        policies: &[PolicyKind],
-        sizes: &[CacheSize],
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        let facts = &self.trace;
-        let tokens = facts
-            .tokens
-            .map_or(String::new(), |tokens| format!(" by {tokens} tokens"));
-        writeln!(
-            out,
-            "{} requests{tokens} for {} distinct experts of {} bytes; {} are the first of their expert, so no policy hits more \
-             than {:.2} %.",
-            facts.requests,
-            facts.distinct_experts,
-            self.expert_bytes,
-            self.compulsory_misses,
-            100.0 * self.ceiling
-        )?;
-        if facts.warmup_requests > 0 {
-            writeln!(
-                out,
-                "{} more requests filled the cache and are not counted.",
-                facts.warmup_requests
-            )?;
-        }
-        let table = |cell: &dyn Fn(&Row) -> String| self.table(policies, sizes, cell);
-        writeln!(
-            out,
-            "\nHit rate, %\n{}",
-            table(&|row| format!("{:.2}", 100.0 * row.hit_rate))
-        )?;
-        writeln!(
-            out,
-            "\nRead, GB\n{}",
-            table(&|row| format!("{:.2}", row.bytes_read as f64 / 1e9))
-        )?;
-        if self.rows.iter().any(|row| row.read_seconds.is_some()) {
-            let seconds = |row: &Row| {
-                row.read_seconds
-                    .map_or(String::new(), |s| format!("{s:.2}"))
-            };
-            writeln!(out, "\nRead, seconds\n{}", table(&seconds))?;
-        }
-        Ok(())
-    }
-
-    fn table(
-        &self,
-        policies: &[PolicyKind],
-        sizes: &[CacheSize],
-        cell: &dyn Fn(&Row) -> String,
-    ) -> String {
-        let mut table = Table::new();
-        table.load_style(ASCII_MARKDOWN);
-        let names = policies.iter().map(ToString::to_string);
-        table.set_header(
-            ["cache GB".to_owned(), "slots".to_owned()]
-                .into_iter()
-                .chain(names),
-        );
-        for (i, size) in sizes.iter().enumerate() {
-            let of_size = self.rows.iter().skip(i).step_by(sizes.len()).map(cell);
-            let head = [gigabytes(size.capacity_bytes), size.slots.to_string()];
-            table.add_row(head.into_iter().chain(of_size));
-        }
-        for column in table.column_iter_mut() {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table.to_string()
-    }
-}
-
-/// Whole gigabytes without decimals, others with as many as there are, at most three.
-fn gigabytes(bytes: u64) -> String {
-    let text = format!("{:.3}", bytes as f64 / 1e9);
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

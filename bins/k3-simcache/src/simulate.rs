@@ -18,6 +18,8 @@ pub struct CacheSize {
 
 /// Replay under each policy at each size: rows by policy, then by size, in the given orders.
 ///
+/// LRU is counted from the depths that reading the trace found, wherever they are exact.
+///
 /// # Errors
 /// If a size has no slots, or more than can be numbered.
 pub fn simulate(
@@ -25,37 +27,54 @@ pub fn simulate(
     policies: &[PolicyKind],
     sizes: &[CacheSize],
 ) -> Result<Vec<Row>, CacheError> {
-    let future = Arc::new(Future::new(
-        replay.geometry,
-        replay.groups().map(|(_, keys, _)| keys),
-    ));
-    let caches: Vec<(PolicyKind, CacheSize)> = policies
+    let mut caches: Vec<(PolicyKind, CacheSize)> = policies
         .iter()
         .flat_map(|&policy| sizes.iter().map(move |&size| (policy, size)))
         .collect();
+    // Only they look ahead, and what they look at is as large as the requests.
+    let future = policies
+        .iter()
+        .any(|policy| policy.is_replay_only())
+        .then(|| {
+            let groups = replay.groups().map(|(_, keys, _)| keys);
+            Arc::new(Future::new(replay.geometry, groups))
+        });
     caches
-        .into_par_iter()
+        .par_drain(..)
+        .with_max_len(1)
         .map(|(policy, size)| {
-            let counted = replay_one(replay, policy, size.slots, &future)?;
+            let counted = if policy == PolicyKind::Lru && size.slots >= replay.largest_group() {
+                replay
+                    .depths()
+                    .each_ref()
+                    .map(|curve| curve.counters(size.slots))
+            } else {
+                replay_one(replay, policy, size.slots, future.as_ref())?
+            };
             Ok(Row::new(policy, size, counted))
         })
         .collect()
 }
 
+/// What one cache counts in each phase.
 fn replay_one(
     replay: &Replay,
     policy: PolicyKind,
     slots: usize,
-    future: &Arc<Future>,
-) -> Result<Counters, CacheError> {
-    let mut cache = ExpertCache::for_replay(policy, slots, replay.geometry, future)?;
+    future: Option<&Arc<Future>>,
+) -> Result<[Counters; 3], CacheError> {
+    let mut cache = match future {
+        Some(future) => ExpertCache::for_replay(policy, slots, replay.geometry, future)?,
+        None => ExpertCache::new(policy, slots, replay.geometry)?,
+    };
     let mut decisions = Vec::new();
-    let mut counted = Counters::default();
-    for (layer, keys, counts) in replay.groups() {
+    let mut counted = [Counters::default(); 3];
+    for (layer, keys, phase) in replay.groups() {
         let before = cache.counters();
         cache.request_group_into(layer, keys, &mut decisions);
-        if counts {
+        if let Some(phase) = phase {
             let group = cache.counters().since(before);
+            let counted = &mut counted[phase as usize];
             counted.requests += group.requests;
             counted.hits += group.hits;
         }

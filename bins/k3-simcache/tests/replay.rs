@@ -1,113 +1,19 @@
 //! What is replayed, and that it is what the engine's cache does.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails its test")]
 
-use std::{
-    io::Cursor,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
-use clap::Parser as _;
+use common::{failure, header, json, traces, write_pairs, write_trace};
 use k3_shared::{
     cache::{ExpertCache, GroupBuilder, PolicyKind},
-    formats::trace::{Mode, Trace, TraceHeader, TraceRecord, TraceRow, TraceWriter},
+    formats::trace::{Mode, Trace, TraceRecord, TraceRow},
     ids::{ExpertIdx, LayerIdx},
-    term::Outcome,
 };
-use k3_simcache::{CacheSize, Cli, PartArgs, Pass, Replay, TraceMode, run, simulate};
+use k3_simcache::{CacheSize, PartArgs, Pass, Replay, TraceMode, simulate};
 use proptest::prelude::*;
 use serde_json::Value;
 
-const HEADER: (u32, u32, u32, u64) = (4, 12, 3, 1000);
-
-fn header() -> TraceHeader {
-    let (layers, experts, top_k, expert_bytes) = HEADER;
-    TraceHeader {
-        identity: "test".to_owned(),
-        layers,
-        experts,
-        top_k,
-        expert_bytes,
-    }
-}
-
-fn write_trace(path: &Path, records: &[TraceRecord]) {
-    let mut writer = TraceWriter::new(Cursor::new(Vec::new()), header()).unwrap();
-    for record in records {
-        writer.write(record).unwrap();
-    }
-    std::fs::write(path, writer.finish().unwrap().into_inner()).unwrap();
-}
-
-fn write_pairs(path: &Path, pairs: &[(i32, i32)]) {
-    let bytes: Vec<u8> = pairs
-        .iter()
-        .flat_map(|(l, e)| [*l, *e])
-        .flat_map(i32::to_le_bytes)
-        .collect();
-    std::fs::write(path, bytes).unwrap();
-}
-
-fn json(args: &[&str], trace: &Path) -> Value {
-    let head = ["k3-simcache", "--format", "json"];
-    let cli = Cli::try_parse_from(
-        head.iter()
-            .chain(args)
-            .copied()
-            .chain([trace.to_str().unwrap()]),
-    )
-    .unwrap();
-    let mut out = Vec::new();
-    assert_eq!(run(&cli, &mut out).unwrap(), Outcome::Done);
-    serde_json::from_slice(&out).unwrap()
-}
-
-fn failure(args: &[&str], trace: &Path) -> String {
-    let cli = Cli::try_parse_from(
-        ["k3-simcache"]
-            .iter()
-            .chain(args)
-            .copied()
-            .chain([trace.to_str().unwrap()]),
-    )
-    .unwrap();
-    format!("{:#}", run(&cli, &mut Vec::new()).unwrap_err())
-}
-
-fn selections(rows: usize) -> impl Strategy<Value = Vec<Vec<u32>>> {
-    let selection = prop::sample::subsequence((0..12).collect::<Vec<u32>>(), 3).prop_shuffle();
-    prop::collection::vec(selection, rows)
-}
-
-/// One prefill of four rows and up to twenty decode steps of one or two rows, through layers 1 to 3.
-fn traces() -> impl Strategy<Value = Vec<TraceRecord>> {
-    let step = (1usize..3).prop_flat_map(|rows| prop::collection::vec(selections(rows), 3));
-    let prefill = prop::collection::vec(selections(4), 3);
-    (prefill, prop::collection::vec(step, 0..20)).prop_map(|(prefill, decode)| {
-        let mut records = Vec::new();
-        for (step, layers) in (0u64..).zip(std::iter::once(prefill).chain(decode)) {
-            for (layer, rows) in (1..).zip(layers) {
-                records.push(TraceRecord {
-                    step,
-                    mode: if step == 0 {
-                        Mode::Prefill
-                    } else {
-                        Mode::Decode
-                    },
-                    layer: LayerIdx(layer),
-                    rows: (0..)
-                        .zip(&rows)
-                        .map(|(sequence, _)| TraceRow {
-                            sequence,
-                            position: 0,
-                        })
-                        .collect(),
-                    experts: rows.into_iter().flatten().map(ExpertIdx).collect(),
-                });
-            }
-        }
-        records
-    })
-}
+mod common;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -132,7 +38,7 @@ proptest! {
                 cache.request_group(record.layer, group);
             }
             prop_assert_eq!(row.policy, kind);
-            prop_assert_eq!((row.requests, row.hits), (cache.counters().requests, cache.counters().hits));
+            prop_assert_eq!((row.all.requests, row.all.hits), (cache.counters().requests, cache.counters().hits));
         }
     }
 
@@ -186,9 +92,13 @@ fn pairs_replay(part: &PartArgs) -> (Replay, Vec<(u32, u32, bool)>) {
     let replay = Replay::new(Trace::open(&path).unwrap(), &path, part).unwrap();
     let requests = replay
         .groups()
-        .map(|(layer, keys, counted)| {
+        .map(|(layer, keys, phase)| {
             assert_eq!(keys.len(), 1, "each pair is its own group");
-            (layer.0, replay.geometry.id(keys[0]).expert.0, counted)
+            (
+                layer.0,
+                replay.geometry.id(keys[0]).expert.0,
+                phase.is_some(),
+            )
         })
         .collect();
     (replay, requests)
@@ -214,11 +124,11 @@ fn header_less_pairs_are_replayed_as_is() {
     assert_eq!(as_is, two_passes());
     assert_eq!(replay.facts.tokens, Some(5));
     assert_eq!(replay.facts.mode, TraceMode::Unknown);
+    assert_eq!(replay.facts.repeated_tokens, Some(2));
     assert!(
-        replay
-            .warnings
-            .iter()
-            .any(|w| w.contains("2 passes") && w.contains("artefact")),
+        replay.warnings.iter().any(|w| w.contains("2 passes")
+            && w.contains("2 of the 5 tokens")
+            && w.contains("artefact")),
         "{replay:?}"
     );
 }
@@ -427,4 +337,23 @@ fn shared_data_published_incremental_replay_is_reproduced() {
         ["56.7", "56.5", "56.8", "58.0"],
     ];
     assert_eq!(rates, published);
+}
+
+#[test]
+#[ignore = "reads expert_trace.bin in K3_SHARED_DATA"]
+fn shared_data_the_default_policy_hits_below_one_token_s_working_set() {
+    let name = PolicyKind::DEFAULT.name();
+    for grouped in [&[][..], &["--grouped"]] {
+        let args = [&["--pass", "last", "--warmup-tokens", "5"], grouped].concat();
+        let sizes = [4, 8, 16, 24, 32];
+        let rate = |text: &String| text.parse::<f64>().unwrap();
+        let all = "lru,lfu,layer-distance,layer-quota,s3-fifo,sieve,w-tinylfu,static-pin";
+        let rates = hit_rates(&args, &format!("{name},{all}"), &sizes, 1);
+        for (size, rates) in sizes.iter().zip(&rates) {
+            let best = rates[1..].iter().map(rate).fold(0.0, f64::max);
+            assert!(rate(&rates[0]) > best, "{size} GB: {rates:?}");
+        }
+        assert!(rate(&rates[2][0]) >= 26.0, "16 GB: {rates:?}");
+        assert!(rate(&rates[4][0]) >= 42.0, "32 GB: {rates:?}");
+    }
 }

@@ -20,7 +20,7 @@ impl Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub(super) layers: u32,
-    experts: u32,
+    pub(super) experts: u32,
     top_k: u32,
 }
 

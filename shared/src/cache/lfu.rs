@@ -1,8 +1,6 @@
 //! Least frequently used, with counts that survive eviction.
 
-use std::collections::BTreeSet;
-
-use super::{Geometry, Key, Members, Policy, Victim};
+use super::{Geometry, Key, Members, Policy, Victim, heap::Heap};
 
 /// How often and how lately each key was requested, resident or not.
 #[derive(Debug)]
@@ -41,22 +39,22 @@ impl History {
 pub struct Lfu {
     history: History,
     /// Residents outside the group in progress.
-    evictable: BTreeSet<Worth>,
+    evictable: Heap<(u64, u64)>,
 }
 
 impl Lfu {
-    /// For keys of this shape.
-    pub fn new(geometry: Geometry) -> Self {
+    /// For `slots` slots and keys of this shape.
+    pub fn new(slots: usize, geometry: Geometry) -> Self {
         Self {
             history: History::new(geometry),
-            evictable: BTreeSet::new(),
+            evictable: Heap::new(slots, geometry.keys()),
         }
     }
 }
 
 impl Policy for Lfu {
     fn hit(&mut self, key: Key) {
-        self.evictable.remove(&self.history.worth(key));
+        self.evictable.remove(key);
         self.history.record(key);
     }
 
@@ -66,18 +64,19 @@ impl Policy for Lfu {
 
     fn victim(&mut self, _incoming: Key, _members: &Members) -> Victim {
         match self.evictable.first() {
-            Some(&(_, _, key)) => Victim::Resident(key),
+            Some((_, key)) => Victim::Resident(key),
             None => Victim::EarliestMember,
         }
     }
 
     fn evict(&mut self, key: Key) {
-        self.evictable.remove(&self.history.worth(key));
+        self.evictable.remove(key);
     }
 
     fn insert(&mut self, _key: Key) {}
 
     fn settle(&mut self, key: Key) {
-        self.evictable.insert(self.history.worth(key));
+        let (count, last, key) = self.history.worth(key);
+        self.evictable.insert((count, last), key);
     }
 }

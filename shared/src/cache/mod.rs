@@ -15,6 +15,7 @@
 mod belady;
 mod future;
 mod group;
+mod heap;
 mod layer_distance;
 mod layer_quota;
 mod lfu;
@@ -22,6 +23,7 @@ mod lists;
 mod lru;
 mod pin_lru;
 mod policy;
+mod reuse_odds;
 mod s3_fifo;
 mod sieve;
 mod static_pin;
@@ -38,6 +40,7 @@ pub use lfu::Lfu;
 pub use lru::Lru;
 pub use pin_lru::PinLru;
 pub use policy::{CacheError, Members, Policy, PolicyKind, Victim};
+pub use reuse_odds::ReuseOdds;
 pub use s3_fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use static_pin::StaticPin;
@@ -235,6 +238,9 @@ impl ExpertCache {
                 "{key:?} is of another layer"
             );
             assert!(self.members.add(key), "{key:?} is in the group twice");
+        }
+        self.policy.begin_group(layer, group);
+        for &key in group {
             if let Some(slot) = self.slot_of(key) {
                 self.policy.hit(key);
                 let outcome = Outcome::Hit;

@@ -5,10 +5,10 @@ use std::{fmt, str::FromStr, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Belady, Future, Geometry, Key, LayerDistance, LayerQuota, Lfu, Lru, PinLru, S3Fifo, Sieve,
-    StaticPin, WTinyLfu,
+    Belady, Future, Geometry, Key, LayerDistance, LayerQuota, Lfu, Lru, PinLru, ReuseOdds, S3Fifo,
+    Sieve, StaticPin, WTinyLfu,
 };
-use crate::ids::ExpertId;
+use crate::ids::{ExpertId, LayerIdx};
 
 /// Why a cache cannot be made or asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -113,10 +113,13 @@ pub enum Victim {
 
 /// A replacement policy: told of every request, asked for victims.
 ///
-/// [`ExpertCache`](super::ExpertCache) calls, for one group: [`hit`](Self::hit) for each hit; then for each miss
-/// [`miss`](Self::miss), perhaps [`victim`](Self::victim) and [`evict`](Self::evict), and [`insert`](Self::insert); then
+/// [`ExpertCache`](super::ExpertCache) calls, for one group: [`begin_group`](Self::begin_group);
+/// [`hit`](Self::hit) for each hit; then for each miss [`miss`](Self::miss), perhaps [`victim`](Self::victim) and [`evict`](Self::evict), and [`insert`](Self::insert); then
 /// [`settle`](Self::settle) for each member that is still resident, and [`end_group`](Self::end_group).
 pub trait Policy: Send {
+    /// `group` is requested: the distinct experts of one step and `layer`, in ascending file rank, resident or not.
+    fn begin_group(&mut self, _layer: LayerIdx, _group: &[Key]) {}
+
     /// A resident was requested.
     fn hit(&mut self, key: Key);
 
@@ -169,6 +172,8 @@ pub enum PolicyKind {
     WTinyLfu,
     /// [`StaticPin`]
     StaticPin,
+    /// [`ReuseOdds`]
+    ReuseOdds,
     /// [`Belady`]
     Belady,
     /// [`PinLru`]
@@ -176,8 +181,11 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
+    /// What a plan uses unless told otherwise. It needs no switch at one token's working set: [`ReuseOdds`] has the figures.
+    pub const DEFAULT: Self = Self::ReuseOdds;
+
     /// Every policy, in the order they are listed in.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Lru,
         Self::Lfu,
         Self::LayerDistance,
@@ -186,6 +194,7 @@ impl PolicyKind {
         Self::Sieve,
         Self::WTinyLfu,
         Self::StaticPin,
+        Self::ReuseOdds,
         Self::Belady,
         Self::PinLru,
     ];
@@ -201,6 +210,7 @@ impl PolicyKind {
             Self::Sieve => "sieve",
             Self::WTinyLfu => "w-tinylfu",
             Self::StaticPin => "static-pin",
+            Self::ReuseOdds => "reuse-odds",
             Self::Belady => "belady",
             Self::PinLru => "pin-lru",
         }
@@ -218,13 +228,14 @@ impl PolicyKind {
     ) -> Result<Box<dyn Policy>, CacheError> {
         Ok(match self {
             Self::Lru => Box::new(Lru::new(geometry)),
-            Self::Lfu => Box::new(Lfu::new(geometry)),
+            Self::Lfu => Box::new(Lfu::new(slots as usize, geometry)),
             Self::LayerDistance => Box::new(LayerDistance::new(geometry)),
             Self::LayerQuota => Box::new(LayerQuota::new(geometry)),
             Self::S3Fifo => Box::new(S3Fifo::new(slots as usize, geometry)),
             Self::Sieve => Box::new(Sieve::new(geometry)),
             Self::WTinyLfu => Box::new(WTinyLfu::new(slots as usize, geometry)),
             Self::StaticPin => Box::new(StaticPin::first_come(slots as usize, geometry)),
+            Self::ReuseOdds => Box::new(ReuseOdds::new(geometry)),
             Self::Belady | Self::PinLru => return Err(CacheError::ReplayOnly { kind: self }),
         })
     }
@@ -236,7 +247,7 @@ impl PolicyKind {
         future: &Arc<Future>,
     ) -> Result<Box<dyn Policy>, CacheError> {
         match self {
-            Self::Belady => Ok(Box::new(Belady::new(Arc::clone(future)))),
+            Self::Belady => Ok(Box::new(Belady::new(slots as usize, Arc::clone(future)))),
             Self::PinLru => Ok(Box::new(PinLru::new(slots as usize, geometry, future))),
             _ => self.build(slots, geometry),
         }

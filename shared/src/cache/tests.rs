@@ -470,6 +470,64 @@ fn a_static_pin_stays_and_the_rest_is_first_in_first_out() {
 }
 
 #[test]
+fn reuse_odds_keeps_what_comes_back_where_lru_keeps_nothing() {
+    // Each token asks each layer for expert 0 and one of the others; a token's six experts do not fit in five slots.
+    for (kind, want) in [(PolicyKind::Lru, 0), (PolicyKind::ReuseOdds, 3 * 190)] {
+        let mut cache = engine(kind, 5);
+        for token in 0..200 {
+            for layer in 0..3 {
+                cache.request_group(LayerIdx(layer), &keys(layer, &[0, 1 + (token + layer) % 5]));
+            }
+        }
+        assert!(
+            cache.counters().hits >= want,
+            "{kind}: {:?}",
+            cache.counters()
+        );
+        assert!(kind != PolicyKind::Lru || cache.counters().hits == 0);
+    }
+}
+
+#[test]
+fn reuse_odds_follows_a_change_of_what_is_asked_for() {
+    let mut cache = engine(PolicyKind::ReuseOdds, 5);
+    let mut hits = Vec::new();
+    for favourite in [0, 3] {
+        for token in 0..150u32 {
+            let before = cache.counters().hits;
+            for layer in 0..3 {
+                let other = [1, 2, 4, 5][(token + layer) as usize % 4];
+                let mut group = [favourite, other];
+                group.sort_unstable();
+                cache.request_group(LayerIdx(layer), &keys(layer, &group));
+            }
+            hits.push(cache.counters().hits - before);
+        }
+    }
+    assert!(hits[130..150].iter().sum::<u64>() >= 60, "{hits:?}");
+    assert!(hits[280..].iter().sum::<u64>() >= 60, "{hits:?}");
+}
+
+#[test]
+fn reuse_odds_takes_requests_one_by_one_as_it_takes_a_group() {
+    let mut hits = Vec::new();
+    for one_by_one in [false, true] {
+        let mut cache = engine(PolicyKind::ReuseOdds, 5);
+        for token in 0..200 {
+            for layer in 0..3 {
+                let group = keys(layer, &[0, 1 + (token + layer) % 5]);
+                let size = if one_by_one { 1 } else { 2 };
+                for part in group.chunks(size) {
+                    cache.request_group(LayerIdx(layer), part);
+                }
+            }
+        }
+        hits.push(cache.counters().hits);
+    }
+    assert!(hits[0].abs_diff(hits[1]) < 30, "{hits:?}");
+}
+
+#[test]
 fn belady_need_not_keep_what_it_reads() {
     let groups: Vec<Group> = [0, 1, 2, 0, 1]
         .into_iter()

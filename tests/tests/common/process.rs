@@ -57,7 +57,9 @@ fn bin_dir() -> &'static Path {
 pub fn tool(name: &str) -> Command {
     let mut command = Command::new(bin_dir().join(name));
     command.env_remove("K3_MODEL").env_remove("K3_TRUNK");
-    command.env("HOME", "/nonexistent-home").env_remove("XDG_CACHE_HOME");
+    command
+        .env("HOME", "/nonexistent-home")
+        .env_remove("XDG_CACHE_HOME");
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -12,6 +12,7 @@ use super::{
     header_problem, problem_of,
 };
 use crate::{
+    checkpoint::hex,
     formats::codec,
     ids::{ExpertIdx, LayerIdx},
 };
@@ -27,7 +28,8 @@ pub struct TraceReader<R: Read> {
     last: Option<(u64, LayerIdx)>,
     records: u64,
     digest: Sha256,
-    ended: bool,
+    /// Set by the end record: hex of the digest of all records.
+    ended: Option<String>,
 }
 
 /// The fixed part of a record.
@@ -95,7 +97,7 @@ impl<R: Read> TraceReader<R> {
             last: None,
             records: 0,
             digest: Sha256::new(),
-            ended: false,
+            ended: None,
         };
         match header_problem(&reader.header) {
             Some(problem) => Err(reader.refuse(codec::FRAME_BYTES, problem)),
@@ -108,12 +110,18 @@ impl<R: Read> TraceReader<R> {
         &self.header
     }
 
+    /// After the last record: the SHA-256 of all of them, in hex. It names what a run asked for: runs that asked for the same experts in the
+    /// same steps have the same, whatever their budget.
+    pub fn digest(&self) -> Option<&str> {
+        self.ended.as_deref()
+    }
+
     /// The next record, or `None` after the last.
     ///
     /// # Errors
     /// If the record is cut short, damaged or cannot be; if the end record is missing, or does not match what came before it.
     pub fn next_record(&mut self) -> Result<Option<TraceRecord>, TraceError> {
-        if self.ended {
+        if self.ended.is_some() {
             return Ok(None);
         }
         let start = self.offset;
@@ -203,7 +211,7 @@ impl<R: Read> TraceReader<R> {
             );
             return Err(self.refuse(start, problem));
         }
-        self.ended = true;
+        self.ended = Some(hex(digest));
         Ok(())
     }
 
