@@ -23,6 +23,11 @@ const MOST_SIZES: usize = 40;
 const FEWEST_SIZES: usize = 10;
 /// Requests replayed for each policy over the whole series, about: longer traces get fewer sizes.
 const SERIES_REQUESTS: usize = 4_000_000;
+/// Sizes looked at for one budget beside the series, at most, and at the most for the longest traces.
+const MOST_TRIES: usize = 400;
+const FEWEST_TRIES: usize = 24;
+/// Requests replayed for each contender for one budget, about.
+const TRIES_REQUESTS: usize = 40_000_000;
 /// A policy this close to the best somewhere is asked between the sizes of the series too.
 const CLOSE: f64 = 0.002;
 
@@ -105,6 +110,13 @@ impl<'a> Curve<'a> {
     /// Whether a trace says so.
     pub fn is_from_trace(&self) -> bool {
         self.replay.is_some()
+    }
+
+    /// How many sizes may be looked at for one budget beside the series: longer traces take longer to replay.
+    pub fn tries(&self) -> usize {
+        self.replay.map_or(MOST_TRIES, |replay| {
+            (TRIES_REQUESTS / replay.num_requests().max(1)).clamp(FEWEST_TRIES, MOST_TRIES)
+        })
     }
 
     /// The sizes to look at first.

@@ -10,18 +10,18 @@
 //! A step begins only when the one before it is complete, and a division is compared with all that a smaller budget allows. So
 //! more memory is never expected to take longer (but for policies that may hit less with more slots, as the curve says of them).
 
-use std::{cmp::Ordering, collections::BinaryHeap};
+mod division;
+mod order;
 
-use k3_shared::{
-    ledger::{self, Choice, MIN_RING_SLOTS, Model, TileSet},
-    tiles::TileClass,
-};
+use k3_shared::ledger::{self, Choice, Model, TileSet};
 
 use crate::{
     cli::PinOrder,
-    cost::{Cost, CostAt, CostModel, Depth, Reads},
+    cost::{Cost, CostModel, Depth},
     curve::{Curve, Expected},
 };
+use division::Split;
+use order::{Cut, cuts, num_fixed, pin_order};
 
 /// Fewest positions the context is lowered to: a short prompt and its answer.
 const MIN_CONTEXT: usize = 256;
@@ -29,9 +29,6 @@ const MIN_CONTEXT: usize = 256;
 const MIN_QUEUE_DEPTH: usize = 4;
 /// Smallest ring the planner goes down to by itself.
 const MIN_RING_BYTES: u64 = 64 << 20;
-
-/// Sizes tried for one budget beside the curve's series, at most.
-const MOST_TRIES: usize = 400;
 
 /// What was asked for.
 #[derive(Clone, Debug)]
@@ -71,14 +68,6 @@ pub struct Spent {
     pub depth: Depth,
 }
 
-/// One division of what is left between trunk and slots.
-#[derive(Clone, Copy, Debug)]
-struct Split {
-    num_pinned: usize,
-    slots: usize,
-    cost: Cost,
-}
-
 /// What the planner may lower.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
@@ -115,71 +104,6 @@ pub struct Spender<'a> {
     /// Tiles of the order that every plan pins.
     num_fixed: usize,
 }
-
-/// The order cut in two: what is pinned and what streams.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cut {
-    /// Stored bytes before the cut.
-    pinned_bytes: u64,
-    /// Stored bytes after it.
-    streamed_bytes: u64,
-    /// Payload bytes after it, which every token reads.
-    payload: u64,
-    /// The largest tile after it.
-    largest: u64,
-    /// Tiles after it.
-    num_streamed: usize,
-}
-
-impl Cut {
-    /// Bytes of a ring of at most `asked` bytes: whole slots, at least two, never more than there is to hold.
-    fn ring_bytes(&self, asked: u64) -> u64 {
-        let fit = |bytes: u64| bytes.checked_div(self.largest).unwrap_or(0);
-        let slots = fit(asked)
-            .min(fit(self.streamed_bytes))
-            .max(MIN_RING_SLOTS as u64)
-            .min(self.num_streamed as u64);
-        slots.saturating_mul(self.largest)
-    }
-}
-
-impl Cut {
-    /// Bytes of what is pinned, and of the ring for what streams.
-    fn held(&self, ring_bytes: u64) -> u64 {
-        self.pinned_bytes
-            .saturating_add(self.ring_bytes(ring_bytes))
-    }
-}
-
-/// Two sizes, and the least any division between them can cost.
-#[derive(Clone, Copy, Debug)]
-struct Gap {
-    low: Split,
-    high: Split,
-    bound: Cost,
-}
-
-impl Ord for Gap {
-    /// The lowest bound is the greatest: a heap gives that first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        let bounds = other.bound.compare(&self.bound);
-        bounds.then(other.low.slots.cmp(&self.low.slots))
-    }
-}
-
-impl PartialOrd for Gap {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Gap {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Gap {}
 
 impl<'a> Spender<'a> {
     /// Prepare to spend on `model` what `asks` wants, with hits by `curve` and times by `cost`.
@@ -437,145 +361,6 @@ impl<'a> Spender<'a> {
         Some(settings)
     }
 
-    /// Step 3: the division that costs least; of equal ones, that with fewest slots, filled up.
-    ///
-    /// Branch and bound over the number of slots: between two sizes no division costs less than the tiles pinned beside the smaller
-    /// with the hits of the larger would. The gap with the lowest bound is halved until no bound is below the best found.
-    fn best_split(&self, budget: u64, settings: &Settings) -> Option<Split> {
-        let at = self.cost.at(self.depth_in_flight(settings));
-        let base = self.base(settings)?;
-        let least = self.slots(settings);
-        let try_slots = |slots| self.split(budget, settings, &at, base, slots);
-        let first = try_slots(least)?;
-        if self.asks.expert_slots.is_some() {
-            return Some(first);
-        }
-        let most = self.most_slots(budget, base, least);
-        let between = |size: &&usize| (least + 1..most).contains(*size);
-        let sizes = self.curve.series().iter().filter(between).copied();
-        let ends: Vec<Split> = std::iter::once(first)
-            .chain(
-                sizes
-                    .chain((most > least).then_some(most))
-                    .filter_map(try_slots),
-            )
-            .collect();
-        let better = |a: Split, b: &Split| {
-            if b.cost.compare(&a.cost).is_lt() {
-                *b
-            } else {
-                a
-            }
-        };
-        let mut best = ends.iter().fold(first, better);
-        let gap = |low: &Split, high: &Split| Gap {
-            low: *low,
-            high: *high,
-            bound: self.split_cost(&at, low.num_pinned, high.slots),
-        };
-        let pairs = ends.iter().zip(ends.iter().skip(1));
-        let mut gaps: BinaryHeap<Gap> = pairs.map(|(low, high)| gap(low, high)).collect();
-        for _ in 0..MOST_TRIES {
-            let Some(lowest) = gaps
-                .pop()
-                .filter(|gap| gap.bound.compare(&best.cost).is_lt())
-            else {
-                break;
-            };
-            let middle = usize::midpoint(lowest.low.slots, lowest.high.slots);
-            if middle == lowest.low.slots {
-                continue;
-            }
-            if let Some(split) = try_slots(middle) {
-                best = better(best, &split);
-                gaps.push(gap(&lowest.low, &split));
-                gaps.push(gap(&split, &lowest.high));
-            }
-        }
-        // What is left over may hold more experts at no cost.
-        let spent = base
-            .checked_add(self.sums[best.num_pinned].held(settings.ring_bytes))?
-            .checked_add(self.slot_bytes(best.slots - least)?)?;
-        let more = self.slots_in(budget.saturating_sub(spent));
-        let full = best
-            .slots
-            .saturating_add(more)
-            .min(self.model.num_experts());
-        Some(match try_slots(full) {
-            Some(full) if full.cost.compare(&best.cost).is_le() => full,
-            _ => best,
-        })
-    }
-
-    /// The most slots that fit with as little of the trunk held as can be.
-    fn most_slots(&self, budget: u64, base: u64, least: usize) -> usize {
-        let settings = self.asked();
-        let held = match self.asks.pin_bytes {
-            Some(_) => Some(self.fixed_cut().held(settings.ring_bytes)),
-            None => self
-                .sums
-                .iter()
-                .map(|cut| cut.held(settings.ring_bytes))
-                .min(),
-        };
-        let left = budget.saturating_sub(base.saturating_add(held.unwrap_or(0)));
-        least
-            .saturating_add(self.slots_in(left))
-            .min(self.model.num_experts().max(least))
-    }
-
-    fn slots_in(&self, bytes: u64) -> usize {
-        let slots = bytes / self.model.expert_slot_bytes().max(1);
-        usize::try_from(slots).unwrap_or(usize::MAX)
-    }
-
-    fn slot_bytes(&self, slots: usize) -> Option<u64> {
-        self.model.expert_slot_bytes().checked_mul(slots as u64)
-    }
-
-    /// The longest prefix of the order that fits beside `slots` slots, and what that costs. Pinning the last of what streams frees
-    /// the ring, so the total is no monotone function of the prefix, and all are tried.
-    fn split(
-        &self,
-        budget: u64,
-        settings: &Settings,
-        at: &CostAt,
-        base: u64,
-        slots: usize,
-    ) -> Option<Split> {
-        let more = slots.checked_sub(self.slots(settings))?;
-        let with_slots = self.slot_bytes(more)?.checked_add(base)?;
-        let fits = |cut: &Cut| {
-            with_slots
-                .checked_add(cut.held(settings.ring_bytes))
-                .is_some_and(|total| total <= budget)
-        };
-        let num_pinned = match self.asks.pin_bytes {
-            Some(_) => Some(self.num_fixed).filter(|&fixed| fits(&self.sums[fixed])),
-            None => self.sums.iter().rposition(fits),
-        }?;
-        Some(Split {
-            num_pinned,
-            slots,
-            cost: self.split_cost(at, num_pinned, slots),
-        })
-    }
-
-    fn split_cost(&self, at: &CostAt, num_pinned: usize, slots: usize) -> Cost {
-        let expert = self.model.config.moe.expert_bytes() as f64;
-        at.cost(Reads {
-            trunk_bytes: self.sums[num_pinned].payload as f64,
-            expert_bytes: self.curve.at(slots).hits.missed_per_token() * expert,
-        })
-    }
-
-    /// Everything but the trunk, its ring, and slots above the fewest; `None` past 64 bits.
-    fn base(&self, settings: &Settings) -> Option<u64> {
-        let nothing = &self.sums[0];
-        let total = self.total_of(&self.choice(settings, 0, self.slots(settings)))?;
-        Some(total - nothing.ring_bytes(settings.ring_bytes))
-    }
-
     fn fixed_cut(&self) -> &Cut {
         &self.sums[self.num_fixed]
     }
@@ -618,20 +403,6 @@ impl<'a> Spender<'a> {
     }
 }
 
-/// Tiles that every plan pins: by hand, the longest prefix within the size given; else the prefix that takes least memory with
-/// the smallest ring, which is none unless a ring would take more than all there is to stream.
-fn num_fixed(sums: &[Cut], asks: &Asks) -> usize {
-    let ring = asks.ring_bytes.min(MIN_RING_BYTES);
-    let found = match asks.pin_bytes {
-        Some(bytes) => sums.iter().rposition(|cut| cut.pinned_bytes <= bytes),
-        None => (0..sums.len()).min_by_key(|&at| {
-            let cut = &sums[at];
-            cut.pinned_bytes.saturating_add(cut.ring_bytes(ring))
-        }),
-    };
-    found.unwrap_or(0)
-}
-
 /// The largest value in `least..=most` that fits, given that `least` does and that what fits is an initial stretch.
 fn largest(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usize {
     let (mut good, mut bad) = (least, most.max(least));
@@ -647,59 +418,6 @@ fn largest(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usize {
         }
     }
     good
-}
-
-/// The tiles that may stream, in the order they are pinned: the layers' first, the head's last.
-fn pin_order(model: &Model<'_>, order: PinOrder) -> Vec<usize> {
-    let of_class = |class: TileClass| {
-        let tiles = model.tiles.iter().enumerate();
-        tiles
-            .filter(move |(_, tile)| tile.class() == class)
-            .map(|(at, _)| at)
-    };
-    let mut tiles: Vec<usize> = of_class(TileClass::Trunk).collect();
-    if order == PinOrder::Spread {
-        tiles = spread(&tiles);
-    }
-    tiles.extend(of_class(TileClass::Head));
-    tiles
-}
-
-/// Tiles in an order each prefix of which is spread evenly over the sequence: by bit-reversed place.
-fn spread(tiles: &[usize]) -> Vec<usize> {
-    let bits = tiles.len().next_power_of_two().trailing_zeros();
-    if bits == 0 {
-        return tiles.to_vec();
-    }
-    (0..1usize << bits)
-        .filter_map(|place| {
-            tiles
-                .get(place.reverse_bits() >> (usize::BITS - bits))
-                .copied()
-        })
-        .collect()
-}
-
-/// All cuts of the order: element `k` has the first `k` tiles pinned.
-fn cuts(model: &Model<'_>, order: &[usize]) -> Vec<Cut> {
-    let sizes: Vec<u64> = order
-        .iter()
-        .map(|&tile| model.tiles[tile].stored_bytes())
-        .collect();
-    let mut cuts = vec![Cut::default(); sizes.len() + 1];
-    for (at, size) in sizes.iter().enumerate() {
-        cuts[at + 1].pinned_bytes = cuts[at].pinned_bytes.saturating_add(*size);
-    }
-    for (at, size) in sizes.iter().enumerate().rev() {
-        let after = cuts[at + 1];
-        let cut = &mut cuts[at];
-        cut.streamed_bytes = after.streamed_bytes.saturating_add(*size);
-        let raw = model.tiles[order[at]].raw_bytes();
-        cut.payload = after.payload.saturating_add(raw);
-        cut.largest = after.largest.max(*size);
-        cut.num_streamed = after.num_streamed + 1;
-    }
-    cuts
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Facts about spending, over the release, slices of it, and a tiny model.
 
-use super::*;
+use super::{order::spread, *};
 use k3_shared::{
     cache::PolicyKind,
     config::Config,
     formats::plan::Probe,
+    ledger::MIN_RING_SLOTS,
     release,
-    tiles::{DEFAULT_TILE_BYTES, TileSpec, as_released, trunk_tiles},
+    tiles::{DEFAULT_TILE_BYTES, TileClass, TileSpec, as_released, trunk_tiles},
 };
 use proptest::prelude::*;
 

@@ -10,7 +10,7 @@ use k3_shared::{
 };
 
 use super::*;
-use crate::predict::Replay;
+use crate::{cost::Reads, predict::Replay};
 
 /// Text with favourites: so many of a token's experts are those of the token before, the others are drawn by rank.
 #[derive(Clone, Copy, Debug)]
