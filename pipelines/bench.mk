@@ -6,7 +6,9 @@ BENCH_ROUNDS ?= 5
 BUDGETS ?= 12
 SEED ?= 1
 
-.PHONY: bench-resident bench-streamed budgets
+PREDICT_BUDGETS ?= 1G 3G 6G 9G 16G
+
+.PHONY: bench-resident bench-streamed budgets predict bench-simcache
 
 #: bench-resident  everything in memory: seconds by part, bytes touched, the limit and the ratio, for prefill and decode,
 #:               on 1 and on all threads. SLICE=5 BENCH_BUDGET=16G BENCH_ROWS='64 256 512' BENCH_GEN=24 (at least 21)
@@ -22,6 +24,11 @@ bench-streamed: build
 #:               memory than planned. SLICE=5 BUDGETS=12 SEED=1
 budgets: build
 	@SLICE='$(SLICE)' COUNT='$(BUDGETS)' SEED='$(SEED)' scripts/budgets.sh
+
+#: predict       a slice at several budgets: what plans predict, the machine measured before each, against the run.
+#:               SLICE=5 PREDICT_BUDGETS='1G 3G 6G 9G 16G' BENCH_GEN=24
+predict: build
+	@SLICE='$(SLICE)' BUDGETS='$(PREDICT_BUDGETS)' GEN='$(BENCH_GEN)' scripts/predict.sh
 
 #: bench-simcache  k3-simcache: its default table against 1 s, each policy's cost, ten million requests and their memory.
 #:               K3_SHARED_DATA=DIR also times the recorded trace there
