@@ -29,6 +29,8 @@ const RESULTS: usize = ROWS * MOST;
 const DEPTH: usize = 4;
 /// Groups of a block.
 const GROUPS: usize = BLOCK / GROUP;
+/// Steps of a block after which a result is carried.
+const STEPS: usize = GROUPS * 2;
 /// Bytes of a packed block.
 const PACKED: usize = BLOCK / 2;
 /// How far ahead of the block in hand a row's bytes are asked for.
@@ -65,8 +67,7 @@ struct Tile<'a> {
 struct Due<'a> {
     parts: &'a Parts,
     sums: &'a mut Sums,
-    /// How many results are carried already.
-    done: usize,
+    /// How many results.
     count: usize,
 }
 
@@ -85,31 +86,39 @@ pub(super) fn mxfp4(
         factors: half_factors(nan_scales),
         num_rows: out.len() / x.num_rows(),
     };
+    let mut parts = [[[Line::default(); DEPTH]; RESULTS]; 2];
     for (row, out) in (0..).step_by(ROWS).zip(out.chunks_mut(ROWS * x.num_rows())) {
         match x.num_rows() {
-            1 => tile::<1>(stored, row, x, out),
-            2 => tile::<2>(stored, row, x, out),
-            3 => tile::<3>(stored, row, x, out),
-            4 => tile::<4>(stored, row, x, out),
-            _ => tile::<MOST>(stored, row, x, out),
+            1 => tile::<1>(stored, row, x, &mut parts, out),
+            2 => tile::<2>(stored, row, x, &mut parts, out),
+            3 => tile::<3>(stored, row, x, &mut parts, out),
+            4 => tile::<4>(stored, row, x, &mut parts, out),
+            _ => tile::<MOST>(stored, row, x, &mut parts, out),
         }
     }
 }
 
 /// The results of up to four rows from `row` on and `N` vectors.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn tile<const N: usize>(stored: Stored<'_>, row: usize, x: &Activations, out: &mut [f32]) {
+fn tile<const N: usize>(
+    stored: Stored<'_>,
+    row: usize,
+    x: &Activations,
+    parts: &mut [Parts; 2],
+    out: &mut [f32],
+) {
     let mut sums = [Sum([0.0; LANES]); RESULTS];
-    let mut parts = [[[Line::default(); DEPTH]; RESULTS]; 2];
+    // Which of `parts` are not carried yet, and how many results.
+    let (mut last, mut count) = (0, 0);
     let vectors: [&[BlockLines]; N] = array::from_fn(|t| x.row(t));
     let whole = x.cols() / BLOCK;
     for first in (0..x.blocks_per_row()).step_by(DEPTH) {
-        let [old, new] = &mut parts;
+        let [a, b] = &mut *parts;
+        let (old, new) = if last == 0 { (a, b) } else { (b, a) };
         let mut due = Due {
             parts: old,
             sums: &mut sums,
-            done: 0,
-            count: N * ROWS,
+            count,
         };
         let blocks = first..whole.min(first + DEPTH);
         let mut depth = blocks.len();
@@ -130,15 +139,15 @@ fn tile<const N: usize>(stored: Stored<'_>, row: usize, x: &Activations, out: &m
             multiply(&tile, depth, &x, new, &mut due);
             depth += 1;
         }
-        while due.done < due.count {
-            due.carry();
+        for i in depth * STEPS..count {
+            due.carry(i);
         }
         for parts in &mut new[..N * ROWS] {
             parts[depth..].fill(Line::default());
         }
-        parts.swap(0, 1);
+        (last, count) = (1 - last, N * ROWS);
     }
-    for (parts, sum) in parts[0].iter().zip(&mut sums) {
+    for (parts, sum) in parts[last].iter().zip(&mut sums).take(count) {
         carry(parts, sum);
     }
     for (r, out) in out.chunks_exact_mut(N).enumerate() {
@@ -188,7 +197,7 @@ impl<'a> Stored<'a> {
 /// Leaves the block sums of a tile in `parts`, from block `first` of them on, and carries some of what is due.
 ///
 /// The two products of a group come first, then its factor.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn multiply<const N: usize>(
     w: &Tile<'_>,
@@ -210,10 +219,10 @@ fn multiply<const N: usize>(
             unsafe {
                 let rows = [(packed[0], scale[0]), (packed[1], scale[1])];
                 multiply_group::<0, N>(rows, w.factors, &x, g, &mut tile);
-                due.carry();
+                due.carry(((first + b) * GROUPS + g) * 2);
                 let rows = [(packed[2], scale[2]), (packed[3], scale[3])];
                 multiply_group::<2, N>(rows, w.factors, &x, g, &mut tile);
-                due.carry();
+                due.carry(((first + b) * GROUPS + g) * 2 + 1);
             }
         }
         store(&tile, parts, first + b);
@@ -221,13 +230,12 @@ fn multiply<const N: usize>(
 }
 
 impl Due<'_> {
-    /// Carries the next result if there is one.
+    /// Carries result `i` if there is one.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn carry(&mut self) {
-        if self.done < self.count.min(RESULTS) {
-            carry(&self.parts[self.done], &mut self.sums[self.done]);
-            self.done += 1;
+    fn carry(&mut self, i: usize) {
+        if i < self.count.min(RESULTS) {
+            carry(&self.parts[i], &mut self.sums[i]);
         }
     }
 }
