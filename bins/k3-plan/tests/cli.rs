@@ -98,6 +98,7 @@ impl Fixture {
             }],
             layers,
             output,
+            embedding: None,
         };
         let json = serde_json::to_vec(&trunk).unwrap();
         fs::write(self.trunk().join(trunk::FILE_NAME), json).unwrap();
