@@ -391,12 +391,13 @@ mod tests {
             touched_bytes,
             ..Spent::default()
         };
-        let probe = Probe {
-            disk_bytes_per_second: None,
-            memory_bytes_per_second: Some(10.0),
-            flops_per_second: Some(100.0),
-            date: "2000-01-01".into(),
-        };
+        let measured = serde_json::json!({
+            "disk_bytes_per_second": null,
+            "memory_bytes_per_second": 10.0,
+            "flops_per_second": 100.0,
+            "date": "2000-01-01",
+        });
+        let probe: Probe = serde_json::from_value(measured).unwrap();
         let waiting = spent(10.0, 5.1, 1_000_000);
         assert_eq!(BoundBy::of(&waiting, 1.0, Some(&probe)), BoundBy::Disk);
         let working = spent(10.0, 4.9, 50);
