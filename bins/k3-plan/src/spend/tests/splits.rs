@@ -111,20 +111,21 @@ fn brute_force(spender: &Spender<'_>, hits: &[(usize, f64)], budget: u64) -> Opt
             .total_of(&spender.choice(&settings, pinned, slots))
             .unwrap()
     };
-    let by_prefix: Vec<u64> = (0..=spender.order.len())
-        .map(|k| total(k, fewest))
+    let by_prefix: Vec<(u64, f64)> = (0..=spender.order.len())
+        .map(|pinned| {
+            let choice = spender.choice(&settings, pinned, fewest);
+            let (trunk, head) = spender.model.streamed_payload(&choice.pinned);
+            (total(pinned, fewest), (trunk + head) as f64)
+        })
         .collect();
     let slot = total(0, fewest + 1) - total(0, fewest);
     for &(slots, missed) in hits.iter().filter(|&&(slots, _)| slots >= fewest) {
-        for (pinned, with_fewest) in by_prefix.iter().enumerate() {
+        for &(with_fewest, trunk_bytes) in &by_prefix {
             if with_fewest + slot * (slots - fewest) as u64 > budget {
                 continue;
             }
-            let (trunk, head) = spender
-                .model
-                .streamed_payload(&spender.choice(&settings, pinned, slots).pinned);
             let cost = at.cost(Reads {
-                trunk_bytes: (trunk + head) as f64,
+                trunk_bytes,
                 expert_bytes: missed * expert,
             });
             if best.is_none_or(|best| cost.compare(&best).is_lt()) {
