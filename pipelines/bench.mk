@@ -6,9 +6,10 @@ BENCH_ROUNDS ?= 5
 BUDGETS ?= 12
 SEED ?= 1
 
+POLICIES ?= lru lfu layer-distance layer-quota s3-fifo sieve w-tinylfu static-pin reuse-odds
 PREDICT_BUDGETS ?= 1G 3G 6G 9G 16G
 
-.PHONY: bench-resident bench-streamed budgets predict bench-simcache
+.PHONY: bench-resident bench-streamed budgets predict counters bench-simcache
 
 #: bench-resident  everything in memory: seconds by part, bytes touched, the limit and the ratio, for prefill and decode,
 #:               on 1 and on all threads. SLICE=5 BENCH_BUDGET=16G BENCH_ROWS='64 256 512' BENCH_GEN=24 (at least 21)
@@ -29,6 +30,10 @@ budgets: build
 #:               SLICE=5 PREDICT_BUDGETS='1G 3G 6G 9G 16G' BENCH_GEN=24
 predict: build
 	@SLICE='$(SLICE)' BUDGETS='$(PREDICT_BUDGETS)' GEN='$(BENCH_GEN)' scripts/predict.sh
+
+#: counters      a slice under every policy at 8 cache sizes: the run's requests and hits are those of its replay. SLICE=5
+counters: build
+	@SLICE='$(SLICE)' POLICIES='$(POLICIES)' scripts/counters.sh
 
 #: bench-simcache  k3-simcache: its default table against 1 s, each policy's cost, ten million requests and their memory.
 #:               K3_SHARED_DATA=DIR also times the recorded trace there
