@@ -103,7 +103,7 @@ impl Activations {
             .par_chunks_exact_mut(per_row)
             .zip(rows)
             .for_each(|(into, &row)| {
-                into[..src.blocks_per_row()].copy_from_slice(src.row(row as usize))
+                into[..src.blocks_per_row()].copy_from_slice(src.row(row as usize));
             });
     }
 
@@ -122,9 +122,9 @@ impl Activations {
         self.blocks.capacity() * size_of::<BlockLines>()
     }
 
-    /// Bytes needed for `num_rows` vectors of `cols`.
+    /// Bytes needed for `num_rows` vectors of `cols`: an odd number of blocks each.
     pub fn bytes_for(num_rows: usize, cols: usize) -> usize {
-        num_rows * cols.div_ceil(BLOCK) * size_of::<BlockLines>()
+        num_rows * (cols.div_ceil(BLOCK) | 1) * size_of::<BlockLines>()
     }
 
     /// Whether every input is known to be zero or of magnitude `2^-62` to below `2^64`, so that MXFP4 kernels may multiply factors of
@@ -137,6 +137,9 @@ impl Activations {
         self.in_range
     }
 
+    /// Blocks from a vector to the next. An odd number of them: at a distance of 4 KB the same inputs of all vectors would share
+    /// an eighth of the first-level cache, which for many vectors on AVX-512 measured 33 instead of 50 % of the
+    /// multiply-add rate.
     pub(super) fn stride(&self) -> usize {
         self.blocks_per_row() | 1
     }
@@ -146,8 +149,8 @@ impl Activations {
         self.cols.div_ceil(BLOCK)
     }
 
-    /// All blocks from block `b` of vector `row` on, those of the vectors after it included.
-    pub(super) fn from_block(&self, row: usize, b: usize) -> &[BlockLines] {
+    /// All blocks from block `b` of vector `row` on, those of the vectors after it included: [`stride`](Self::stride) apart.
+    pub(super) fn blocks_after(&self, row: usize, b: usize) -> &[BlockLines] {
         &self.blocks[row * self.stride() + b..]
     }
 
@@ -162,10 +165,11 @@ fn are_in_range(row: &[f32]) -> bool {
     const LEAST: u32 = (127 - 62) << 23;
     const PAST: u32 = (127 + 64) << 23;
     // Magnitudes order as integers. No early end, so that many are compared at once.
-    row.iter().fold(true, |all, value| {
+    let outside = row.iter().fold(0, |outside, value| {
         let magnitude = value.to_bits() & (u32::MAX >> 1);
-        all & ((magnitude == 0) | ((magnitude >= LEAST) & (magnitude < PAST)))
-    })
+        outside | u32::from(magnitude != 0 && !(LEAST..PAST).contains(&magnitude))
+    });
+    outside == 0
 }
 
 /// One vector, permuted and padded.

@@ -12,11 +12,17 @@
 //! at once if they are close in the program and do not wait for each other. So block sums are left in memory ([`Parts`]), and
 //! those of a vector are carried when it comes by again, for the next block.
 //!
+//! Of the multiply-add rate, from the first-level cache and without decoding, Zen 5 reaches 88 % this way (98 % if nothing were carried),
+//! where tiles of four rows by six vectors, which hold sums in registers instead of weights, reach 75 %.
+//!
 //! # MXFP4 without the factor
 //!
 //! The written order multiplies a group's sum by its factor `h = 2^k`. Where nothing can leave the range of normal numbers
-//! ([`Activations::are_in_range`], [`SCALES`]), `h` is multiplied into the decoded weights instead, and two of three instructions
-//! are left for the multiply-add units.
+//! ([`Activations::are_in_range`], [`SCALES`]), weights are looked up in a table that has `h` multiplied in. Then an addition takes
+//! the place of the third multiply-add of a group, and units of its own.
+//!
+//! A block sum starts from its first product instead of adding it to +0. The two differ if that product is -0, and then at most in
+//! the sign of a block sum of zero, which the f64 lanes drop.
 //!
 //! [`Activations::are_in_range`]: super::super::activations::Activations::are_in_range
 
