@@ -14,7 +14,12 @@ run k3-plan -q --budget floor --model "$d/model" --trunk "$d/trunk" --probe -o "
 run k3-plan -q --budget "$BUDGET" --model "$d/model" --trunk "$d/trunk" -o "$d/resident.json"
 
 title 'Steps and plain reads in turns'
-run "$CARGO" bench -q --locked -p k3-run --bench streamed -- "$root/$d/plan.json" "$root/$d/resident.json" "$ROUNDS"
+# Cargo runs a benchmark in its package's folder.
+case $d in
+/*) at=$d ;;
+*) at=$root/$d ;;
+esac
+run "$CARGO" bench -q --locked -p k3-run --bench streamed -- "$at/plan.json" "$at/resident.json" "$ROUNDS"
 drop_slice
 
 if [ -n "${REPLICA:-}" ]; then

@@ -15,9 +15,11 @@ use crate::{
 
 /// Alignment of tile starts and stored lengths, for direct I/O.
 pub const TILE_ALIGN: u64 = 4096;
-/// The size tiles are cut to unless the packer is told otherwise: large enough for full disk speed, small enough for a
-/// 64 MB ring.
-pub const DEFAULT_TILE_BYTES: u64 = 16 << 20;
+/// The size tiles are cut to unless the packer is told otherwise: large enough for full disk speed, and small enough that a ring
+/// of 64 MiB holds twice as many as the smallest plan has reads in flight. Tiles are used in order, so with as many slots as
+/// reads one late read stops the others: on a disk of 3 GB/s steps took 1.2 times as long as a plain reader with tiles of 16 MiB,
+/// 1.05 with these.
+pub const DEFAULT_TILE_BYTES: u64 = 8 << 20;
 /// Rows of a tile are a multiple of this, so that kernels work on whole row blocks.
 const ROW_UNIT: usize = 16;
 

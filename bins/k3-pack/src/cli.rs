@@ -36,7 +36,7 @@ pub struct Cli {
     #[arg(long, value_name = "W1,W2,W3", value_delimiter = ',', requires = "stripe", value_parser = clap::value_parser!(u32).range(1..))]
     pub stripe_weights: Vec<u32>,
     /// Cut tiles to at most this size; a row, or a head's rows, is never cut.
-    #[arg(long, value_name = "SIZE", default_value = "16Mi", conflicts_with_all = ["verify", "repair"], value_parser = tile_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "8Mi", conflicts_with_all = ["verify", "repair"], value_parser = tile_bytes)]
     pub tile_bytes: Bytes,
     /// Workers that read, hash and write [default: twice the cores, at most 8].
     #[arg(long, value_name = "N")]
