@@ -14,7 +14,7 @@ use k3_shared::{
         plan::Plan,
         trunk::{OpenTrunk, Trunk, TrunkError},
     },
-    host::Host,
+    host::{self, Host},
     ledger::{self, Checked},
     size::Bytes,
 };
@@ -352,7 +352,9 @@ fn check(
         log::warn!("plan: {stale}");
     }
     let host = Host::detect().map_err(|e| EngineError::Environment(e.to_string()))?;
-    if checked.total_bytes > host.limit_bytes {
+    // What this process already takes is part of the plan, and no longer of what is left.
+    let own = host::rss_bytes().map_err(|e| EngineError::Environment(e.to_string()))?;
+    if checked.total_bytes > host.limit_bytes.saturating_add(own) {
         return Err(refused(
             plan,
             vec![format!(
