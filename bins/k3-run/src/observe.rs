@@ -97,6 +97,21 @@ pub fn check_writable(outputs: &OutputArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Give `values` to `take` as little-endian bytes, some thousand at a time.
+pub(crate) fn each_little_endian(
+    values: &[f32],
+    mut take: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut bytes = [0; 16_384];
+    for values in values.chunks(bytes.len() / 4) {
+        for (to, value) in bytes.chunks_exact_mut(4).zip(values) {
+            to.copy_from_slice(&value.to_le_bytes());
+        }
+        take(&bytes[..4 * values.len()])?;
+    }
+    Ok(())
+}
+
 /// An output file and where it goes.
 struct Sink {
     path: PathBuf,
@@ -120,17 +135,13 @@ impl Sink {
     }
 
     fn write_f32(&mut self, values: &[f32]) -> io::Result<()> {
-        let mut bytes = [0; 4096];
-        for values in values.chunks(bytes.len() / 4) {
-            for (to, value) in bytes.chunks_exact_mut(4).zip(values) {
-                to.copy_from_slice(&value.to_le_bytes());
-            }
-            let written = self.file.write_all(&bytes[..4 * values.len()]);
+        each_little_endian(values, |bytes| {
+            let written = self.file.write_all(bytes);
             written
                 .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))?;
-            self.bytes += 4 * values.len() as u64;
-        }
-        Ok(())
+            self.bytes += bytes.len() as u64;
+            Ok(())
+        })
     }
 
     /// Put the file in its place, without what a dropped step left in it.

@@ -6,10 +6,10 @@ use k3_shared::formats::codec;
 use sha2::{Digest as _, Sha256};
 
 use super::{Header, TAG, WHAT};
-use crate::model::{MixerState, SequenceState};
-
-/// Values converted at a time.
-const PIECE: usize = 4096;
+use crate::{
+    model::{MixerState, SequenceState},
+    observe::each_little_endian,
+};
 
 /// Write `header` and the values of `state`; returns how many bytes that was.
 ///
@@ -56,16 +56,11 @@ struct Values<'a> {
 
 impl Values<'_> {
     fn put(&mut self, values: &[f32]) -> io::Result<()> {
-        let mut piece = [0; 4 * PIECE];
-        for values in values.chunks(PIECE) {
-            let bytes = &mut piece[..4 * values.len()];
-            for (to, value) in bytes.chunks_exact_mut(4).zip(values) {
-                to.copy_from_slice(&value.to_le_bytes());
-            }
-            self.digest.update(&*bytes);
+        each_little_endian(values, |bytes| {
+            self.digest.update(bytes);
             self.out.write_all(bytes)?;
             self.bytes += bytes.len() as u64;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
