@@ -160,7 +160,7 @@ check_model() {
         return
     fi
     if [ ! -f "$MODEL/config.json" ]; then
-        note "no checkpoint here$([ -d "$MODEL" ] && say ' (no config.json)' || say ' (no such folder)')"
+        if [ -d "$MODEL" ]; then note 'no checkpoint here (no config.json)'; else note 'no checkpoint here (no such folder)'; fi
         tell_download
         then_type make -C pipelines fetch "MODEL=$(shell_word "$MODEL")"
         return
@@ -175,12 +175,14 @@ check_model() {
         return
     fi
     state=damaged
-    wrong "not whole: $(wc -l <"$scratch/problems" | tr -d ' ') problems, first:"
+    wrong "not whole; k3-census says:"
     sed -n '1,3s/^/          /p' "$scratch/problems"
+    more=$(($(wc -l <"$scratch/problems") - 3))
+    if [ "$more" -gt 0 ]; then say "          and $more more lines"; fi
     if grep -q missing "$scratch/problems" || [ -f "$MODEL/k3-fetch" ]; then
         then_type make -C pipelines fetch "MODEL=$(shell_word "$MODEL")"
     else
-        then_type k3-census "$(shell_word "$MODEL")"
+        then_type "$bin_dir/k3-census" "$(shell_word "$MODEL")"
     fi
 }
 
@@ -201,10 +203,10 @@ check_trunk() {
         fi
         if awk -v f="$free" -v n="$need" 'BEGIN { exit !(f >= n) }'; then
             ok "it takes $(human "$need"); $(human "$free") are free at $place"
-            then_type k3-pack "$(shell_word "$MODEL")" "$(shell_word "$TRUNK")"
+            then_type "$bin_dir/k3-pack" "$(shell_word "$MODEL")" "$(shell_word "$TRUNK")"
         else
             wrong "it takes $(human "$need"); only $(human "$free") are free at $place"
-            then_type k3-pack "$(shell_word "$MODEL")" DIR_ON_ANOTHER_DISK
+            then_type "$bin_dir/k3-pack" "$(shell_word "$MODEL")" DIR_ON_ANOTHER_DISK
         fi
         return
     fi
@@ -214,16 +216,30 @@ check_trunk() {
     else
         trunk_state=unfit
         wrong "$(sed -n '1s/^k3-plan: //p' "$scratch/problems")"
-        then_type k3-pack --force "$(shell_word "$MODEL")" "$(shell_word "$TRUNK")"
+        then_type "$bin_dir/k3-pack" --force "$(shell_word "$MODEL")" "$(shell_word "$TRUNK")"
     fi
 }
 
-# fits SOURCE...: budgets with what they pin and how long a token takes; SOURCE is how k3-plan is told of the model.
+# disks: what each disk was found to do, from the plans' record of the measuring.
+disks() {
+    awk '/"devices": \[/ { inside = 1; next }
+        inside && /^ *\]/ { exit }
+        inside { gsub(/^ *|,$/, "") }
+        inside && /^"folder"/ { gsub(/^"folder": "|"$/, ""); folder = $0 }
+        inside && /^"kind"/ { kind = /sequential/ ? "trunk, in order" : "experts, anywhere" }
+        inside && /^"bytes_per_second"/ { printf "%.0f|%s|%s\n", $2, kind, folder }' "$scratch/plans.json" |
+        while IFS='|' read -r speed kind folder; do
+            ok "$kind: $(human "$speed")/s from $folder"
+        done
+}
+
+# show_table SOURCE...: budgets with what they pin and how long a token takes; SOURCE is how k3-plan is told of the model.
 show_table() {
     say ''
     show k3-plan --budget "$budgets" "$@"
     k3-plan --budget "$budgets" "$@" -o "$scratch/plans.json" 2>"$scratch/table" ||
         { cat "$scratch/table"; return 0; }
+    disks
     # The measuring's own lines, and the table; warnings of budgets that are meant for more memory are said once.
     grep -v '^warn: the plan takes\|^prefill chunk lowered\|^measuring' "$scratch/table" || :
     if grep -q '^warn: the plan takes' "$scratch/table"; then
@@ -233,6 +249,8 @@ show_table() {
 
 check_fit() {
     [ -n "$built" ] || return 0
+    # Of a checkpoint that is not whole, only the release is known beforehand.
+    if [ "$state" = damaged ] && [ ! -f "$MODEL/model-00001-of-000096.safetensors" ]; then return 0; fi
     title 'What fits'
     budgets=${BUDGETS:-floor,2G,4G,8G,16G,32G,64G,128G,224G}
     probe=--probe
@@ -242,8 +260,8 @@ check_fit() {
         # What is measured is kept, so that plans made later know it.
         # shellcheck disable=SC2086 # empty, or one flag
         show_table $probe --model "$MODEL" --trunk "$TRUNK"
-        then_type k3-plan --budget auto --model "$(shell_word "$MODEL")" --trunk "$(shell_word "$TRUNK")" '|' \
-            k3-run "$(prompt_flag)" --gen 64
+        then_type "$bin_dir/k3-plan" --budget auto --model "$(shell_word "$MODEL")" --trunk "$(shell_word "$TRUNK")" '|' \
+            "$bin_dir/k3-run" "$(prompt_flag)" --gen 64
         ;;
     *)
         case $state in
@@ -283,8 +301,6 @@ if [ "$state" = listed ]; then then_type make -C pipelines fetch "MODEL=$(shell_
 title 'Next'
 [ "$bad" -eq 0 ] || say 'See WRONG above.'
 [ "$state" != absent ] || say 'To try it without a download: make -C pipelines demo'
-case $next in
-k3-*) say "PATH=$bin_dir:\$PATH" ;;
-esac
+say 'At the top of the repository:'
 say "${next:-make -C pipelines demo}"
 [ "$bad" -eq 0 ]

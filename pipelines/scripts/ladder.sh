@@ -11,6 +11,7 @@ target=$1
 ROWS=${ROWS#"$root"/}
 rows=$ROWS/$target.jsonl
 prompt_rows=24
+: "${DEPTHS:=1 4 16}"
 read_size=4Mi
 queue_depth=4
 
@@ -62,7 +63,7 @@ measure_model() {
     all=$(total --budget 1000T)
     knee=$(total --budget 1000T --expert-slots "$slots")
     host=$(json_number "$w/plan.json" limit_bytes)
-    host=$((host / 100 * 95))
+    host=$((host * 95 / 100))
     # A model smaller than the allowance has nothing to divide.
     if [ "$low" -gt "$all" ]; then
         low=$(total --budget floor)
@@ -122,7 +123,7 @@ list_rows() {
         ;;
     depth)
         # Slots for the reads of the deepest row, in every row, so that they differ in nothing else.
-        deepest=$(printf '%s\n' "${DEPTHS:=1 4 16}" | tr ' ' '\n' | sort -n | tail -n 1)
+        deepest=$(printf '%s\n' "$DEPTHS" | tr ' ' '\n' | sort -n | tail -n 1)
         for size in ${READ_SIZES:-256Ki 1Mi 4Mi}; do
             for deep in $DEPTHS; do
                 say "$size x $deep|4|$((GEN < 5 ? GEN : 5))|--budget $((low + 512000000)) --pin 0 --expert-slots $((slots + deepest)) --read-size $size --queue-depth $deep|"
@@ -207,3 +208,4 @@ title "$target: medians of seconds a token, from $model"
 k3-rows table "$rows" || fail "rows of $rows generated different tokens"
 say ''
 say "The same tokens in every row. Pictures: make -C pipelines plots"
+[ -n "$MODEL" ] || say "Kept for other ladders: $d ($(human "$(disk_bytes "$d")")); make -C pipelines clean removes it"

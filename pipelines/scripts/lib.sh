@@ -41,7 +41,7 @@ title() {
 # A word as a shell needs it.
 shell_word() {
     case $1 in
-    *[!A-Za-z0-9_./,=:+-]* | '') printf "'%s'\n" "$1" ;;
+    *[!A-Za-z0-9_./,=:+-]* | '') printf "'%s'\n" "$(printf '%s\n' "$1" | sed "s/'/'\\\\''/g")" ;;
     *) printf '%s\n' "$1" ;;
     esac
 }

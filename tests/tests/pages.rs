@@ -30,16 +30,28 @@ fn names(text: &str, flag: &str) -> bool {
 fn every_page_names_every_flag() {
     for command in pages::commands() {
         let page = String::from_utf8(pages::page(&command).unwrap()).unwrap();
-        // Roff escapes hyphens.
-        let page = page.replace('\\', "");
+        // Roff changes fonts by \fB, \fI and \fR, and escapes hyphens.
+        let page = [r"\fB", r"\fI", r"\fR", r"\"]
+            .iter()
+            .fold(page, |page, mark| page.replace(mark, ""));
         let flags = flags(&command);
         assert!(flags.len() >= 4, "{}: {flags:?}", command.get_name());
         for flag in flags {
             assert!(names(&page, &flag), "{}: no {flag}", command.get_name());
         }
-        for section in ["NAME", "SYNOPSIS", "OPTIONS", "\"EXIT STATUS\"", "\"SEE ALSO\""] {
+        for section in [
+            "NAME",
+            "SYNOPSIS",
+            "OPTIONS",
+            "\"EXIT STATUS\"",
+            "\"SEE ALSO\"",
+        ] {
             let heading = format!(".SH {section}\n");
-            assert!(page.contains(&heading), "{}: no {section}", command.get_name());
+            assert!(
+                page.contains(&heading),
+                "{}: no {section}",
+                command.get_name()
+            );
         }
     }
 }

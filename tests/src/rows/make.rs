@@ -118,6 +118,7 @@ fn kernel() -> String {
 fn decisions(plan: Plan) -> Planned {
     let probe = plan.probe.unwrap_or_default();
     Planned {
+        num_layers: plan.num_layers,
         budget_bytes: plan.budget_bytes,
         total_bytes: plan.total_bytes,
         pinned_trunk_bytes: plan.pinned_trunk_bytes,
@@ -223,6 +224,7 @@ pub(super) mod tests {
                 kernel: "6.1".to_owned(),
             },
             plan: Planned {
+                num_layers: 5,
                 budget_bytes: 1_000_000_000,
                 total_bytes: 990_000_000,
                 pinned_trunk_bytes: 500_000_000,

@@ -69,6 +69,8 @@ pub struct Machine {
 /// A plan's decisions, and the speeds it knew.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Planned {
+    /// Layers of the model.
+    pub num_layers: usize,
     /// What was asked for.
     pub budget_bytes: u64,
     /// What the ledger adds up to.

@@ -14,7 +14,7 @@ pub fn table(rows: &[Row]) -> String {
         "n",
         "s/token",
         "min..max",
-        "GB/token",
+        "read/token",
         "trunk",
         "head",
         "experts",
@@ -41,7 +41,15 @@ pub fn table(rows: &[Row]) -> String {
 
 fn cells(group: &Group<'_>) -> Vec<String> {
     let seconds = group.spread(Row::seconds_per_token);
-    let gigabytes = |figure: fn(&Row) -> f64| format!("{:.3}", group.spread(figure).median / 1e9);
+    let bytes = |figure: fn(&Row) -> f64| {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a number of bytes"
+        )]
+        let bytes = group.spread(figure).median as u64;
+        Bytes(bytes).to_string()
+    };
     let limit = group.known(|row| row.limit().map(super::Limit::seconds));
     let ratio = group.known(|row| Some(row.seconds_per_token() / row.limit()?.seconds()));
     let known = |value: Option<Spread>, decimals| {
@@ -59,10 +67,10 @@ fn cells(group: &Group<'_>) -> Vec<String> {
         seconds.count.to_string(),
         format!("{:.3}", seconds.median),
         format!("{:.3}..{:.3}", seconds.least, seconds.most),
-        gigabytes(|row| row.report.token.requested_bytes),
-        gigabytes(|row| row.report.token.trunk_bytes),
-        gigabytes(|row| row.report.token.head_bytes),
-        gigabytes(|row| row.report.token.expert_bytes),
+        bytes(|row| row.report.token.requested_bytes),
+        bytes(|row| row.report.token.trunk_bytes),
+        bytes(|row| row.report.token.head_bytes),
+        bytes(|row| row.report.token.expert_bytes),
         format!("{:.1} %", 100.0 * hits.median),
         known(limit, 3),
         known(ratio, 2),
@@ -137,7 +145,7 @@ mod tests {
             " 3 ",
             " 2.000 ",
             " 1.500..2.500 ",
-            " 5.700 ",
+            " 5.70 GB ",
             " 1.6 % ",
             " 1.900 ",
             " disk ",

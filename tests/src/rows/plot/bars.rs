@@ -6,7 +6,7 @@ use plotters::{
 };
 
 use super::{
-    canvas::{Axis, COLOURS, Canvas, Drawn, Entry, LIMIT, Mark, remark},
+    canvas::{Axis, COLOURS, Canvas, Drawn, Entry, IDLE, LIMIT, Mark, remark},
     note,
 };
 use crate::rows::{Group, Row};
@@ -33,6 +33,8 @@ const KINDS: [(&str, &[&str]); 8] = [
     ),
     ("output head", &["head", "sampling"]),
 ];
+
+const MEMORY: &str = "memory of the whole process as planned, GB";
 
 /// Half the width of a bar; bars stand 1 apart.
 const HALF: f64 = 0.32;
@@ -76,48 +78,43 @@ fn stack(at: f64, heights: &[f64], colours: &[RGBColor]) -> Vec<Rectangle<(f64, 
     boxes
 }
 
-/// Where the step of median time went, for each budget.
+/// Where the step of median time went, for each budget: shares, so that a step of a tenth of the time shows as much.
 pub(super) fn parts(groups: &[Group<'_>], svg: &mut String) -> Drawn {
     let groups = by_memory(groups);
-    let stacks: Vec<Vec<f64>> = groups
+    let stacks: Vec<(f64, Vec<f64>)> = groups
         .iter()
-        .map(|g| seconds_by_kind(g.typical()))
+        .map(|group| {
+            let seconds = seconds_by_kind(group.typical());
+            let all: f64 = seconds.iter().sum();
+            let whole = if all > 0.0 { all } else { 1.0 };
+            (all, seconds.iter().map(|s| 100.0 * s / whole).collect())
+        })
         .collect();
     let names = KINDS.iter().map(|(name, _)| *name).chain(["the rest"]);
-    // The colour of waiting is the one that means nothing is done.
-    let mut colours = COLOURS;
-    colours.rotate_right(1);
+    let colours: Vec<RGBColor> = [IDLE].into_iter().chain(COLOURS).collect();
     let mut key: Vec<Entry> = names
-        .zip(colours)
-        .map(|(name, colour)| Entry::new(name, colour, Mark::Area))
+        .zip(&colours)
+        .map(|(name, colour)| Entry::new(name, *colour, Mark::Area))
         .collect();
     // In the order of the stack, from its top down.
     key.reverse();
     let canvas = Canvas {
         title: "Where a token's time goes, by memory".to_owned(),
-        x: Axis::of_labels(
-            "memory of the whole process as planned, GB",
-            labels(&groups),
-        ),
-        y: Axis::from_zero(
-            "seconds per generated token",
-            stacks.iter().map(|s| s.iter().sum()),
-        ),
+        x: Axis::of_labels(MEMORY, labels(&groups)),
+        y: Axis {
+            desc: "share of the token's time, %",
+            from: 0.0,
+            to: 108.0,
+            ticks: None,
+        },
         key,
         note: note(&groups),
     };
-    let top = canvas.y.to;
     canvas.draw(svg, |chart| {
-        for (at, heights) in (0u32..).map(f64::from).zip(&stacks) {
-            chart.draw_series(stack(at, heights, &colours))?;
-            let total: f64 = heights.iter().sum();
-            let text = format!("{total:.2} s");
-            remark(
-                chart,
-                text,
-                (at, total + top * 0.008),
-                (HPos::Center, VPos::Bottom),
-            )?;
+        for (at, (all, shares)) in (0u32..).map(f64::from).zip(&stacks) {
+            chart.draw_series(stack(at, shares, &colours))?;
+            let text = format!("{all:.3} s");
+            remark(chart, text, (at, 101.0), (HPos::Center, VPos::Bottom))?;
         }
         Ok(())
     })

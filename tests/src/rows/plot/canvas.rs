@@ -18,7 +18,7 @@ const NOTE_HEIGHT: u32 = 30;
 const KEY_LINE: i32 = 28;
 
 /// Colours that stay apart in print and for most colour-blind readers.
-pub(super) const COLOURS: [RGBColor; 9] = [
+pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
@@ -27,8 +27,10 @@ pub(super) const COLOURS: [RGBColor; 9] = [
     RGBColor(213, 94, 0),
     RGBColor(153, 102, 204),
     RGBColor(190, 174, 0),
-    RGBColor(128, 128, 128),
 ];
+
+/// The colour of time in which nothing is done.
+pub(super) const IDLE: RGBColor = RGBColor(190, 190, 190);
 
 /// The colour of limits.
 pub(super) const LIMIT: RGBColor = RGBColor(90, 90, 90);
@@ -86,6 +88,16 @@ impl Axis {
         }
     }
 
+    /// Lines of its longest label.
+    fn lines(&self) -> u32 {
+        let ticks = self.ticks.iter().flatten();
+        if ticks.into_iter().any(|(_, text)| text.contains('\n')) {
+            2
+        } else {
+            1
+        }
+    }
+
     /// One place for each of these labels, from 0 on.
     pub(super) fn of_labels(desc: &'static str, labels: impl IntoIterator<Item = String>) -> Self {
         let ticks: Vec<(f64, String)> = (0u32..).map(f64::from).zip(labels).collect();
@@ -121,7 +133,7 @@ impl Canvas {
         let mut chart = ChartBuilder::on(&left)
             .caption(&self.title, ("sans-serif", 20))
             .margin(12)
-            .x_label_area_size(if self.x.ticks.is_some() { 62 } else { 48 })
+            .x_label_area_size(48 + 16 * (self.x.lines() - 1))
             .y_label_area_size(64)
             .build_cartesian_2d(self.x.from..self.x.to, self.y.from..self.y.to)?;
         let own_ticks = self.x.ticks.is_some();

@@ -273,6 +273,14 @@ fn depth_place(row: &Row) -> f64 {
     (row.plan.queue_depth as f64).log2()
 }
 
+/// A power of two as it is chosen.
+fn binary(bytes: u64) -> String {
+    match bytes {
+        b if b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
+        b => format!("{} KiB", b >> 10),
+    }
+}
+
 /// Bytes a second that a run reads, against requests in flight, for each size of request.
 pub(super) fn depth(groups: &[Group<'_>], svg: &mut String) -> Drawn {
     let mut all = series(groups, |row| row.plan.read_bytes);
@@ -291,7 +299,7 @@ pub(super) fn depth(groups: &[Group<'_>], svg: &mut String) -> Drawn {
         .iter()
         .zip(COLOURS.iter().cycle())
         .map(|((size, _), colour)| {
-            let text = format!("reads of {} KiB", size / 1024);
+            let text = format!("reads of {}", binary(*size));
             Entry::new(text, *colour, Mark::Curve)
         })
         .collect();

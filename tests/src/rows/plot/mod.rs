@@ -98,8 +98,8 @@ fn note(groups: &[Group<'_>]) -> String {
     };
     let date = row.date.split('T').next().unwrap_or_default();
     format!(
-        "{} · {} cores{disk} · {repeats} · {} · {date}",
-        row.machine.cpu, row.machine.cores, row.tree
+        "{} layers · {} · {} cores{disk} · {repeats} · {} · {date}",
+        row.plan.num_layers, row.machine.cpu, row.machine.cores, row.tree
     )
 }
 
