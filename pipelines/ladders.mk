@@ -11,6 +11,8 @@ override PLOTS := $(call from_caller,$(PLOTS))
 LADDERS := ladder split threads depth context replicate
 
 .PHONY: $(LADDERS) plots results
+# Nothing beside a measurement, with `make -j` too.
+.NOTPARALLEL:
 
 #: ladder        seconds a token at budgets from the smallest to all resident, each under a memory cgroup of its own, swap off.
 #:               ROUNDS=3 LADDER_GEN=8 LADDER_BUDGETS='1G 2G ...' (else eight by the model and the machine)
