@@ -193,10 +193,16 @@ round=1
 while [ "$round" -le "$ROUNDS" ]; do
     measured=
     while IFS='|' read -r name prompt gen plan_flags run_flags; do
-        if k3-rows has "$rows" --row "$name" --round "$round"; then
+        status=0
+        k3-rows has "$rows" --row "$name" --round "$round" || status=$?
+        case $status in
+        0)
             say "$target \"$name\", round $round: there already"
             continue
-        fi
+            ;;
+        1) ;;
+        *) exit "$status" ;;
+        esac
         [ -n "$measured" ] || measure </dev/null
         measured=1
         row

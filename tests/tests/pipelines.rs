@@ -134,12 +134,7 @@ fn an_unpacked_model_is_to_be_packed() {
     assert!(next(&done).ends_with(&want), "{}", next(&done));
 
     // The command is one that works.
-    let status = Command::new("sh")
-        .arg("-c")
-        .arg(next(&done))
-        .current_dir(repository())
-        .status();
-    assert!(status.unwrap().success());
+    shell(&next(&done));
     assert!(trunk.join("trunk.json").exists());
 }
 
@@ -168,21 +163,31 @@ fn a_packed_model_is_ready_and_the_command_generates() {
     assert!(done.text().contains("s/token"), "{}", done.text());
     let command = next(&done);
     assert!(
-        command.contains("k3-plan --budget auto") && command.contains("--ids"),
+        command.contains("k3-plan --budget auto") && command.contains("--prompt"),
         "{command}"
     );
-    let ran = Command::new("sh")
+    let text = shell(&command);
+    assert!(!text.is_empty());
+
+    // Without a vocabulary, prompts are ids.
+    fs::remove_file(place.path("model/tiktoken.model")).unwrap();
+    let command = next(&place.doctor().expect(0));
+    assert!(command.contains("--ids"), "{command}");
+    assert!(shell(&command).split(|&byte| byte == b',').count() > 1);
+}
+
+/// What a command prints, typed at the top of the repository.
+fn shell(command: &str) -> Vec<u8> {
+    let mut sh = Command::new("sh");
+    let output = sh
         .arg("-c")
-        .arg(&command)
+        .arg(command)
         .current_dir(repository())
         .output()
         .unwrap();
-    assert!(
-        ran.status.success(),
-        "{}",
-        String::from_utf8_lossy(&ran.stderr)
-    );
-    assert!(ran.stdout.split(|&byte| byte == b',').count() > 1);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {errors}");
+    output.stdout
 }
 
 #[test]
@@ -432,6 +437,19 @@ fn a_ladder_runs_each_row_once_and_goes_on_where_it_stopped() {
 
     ladder(&place, "ladder", &[budgets, "ROUNDS=1", "FRESH=1"]).expect(0);
     assert_eq!(rows_of(&place, "ladder").len(), 2);
+}
+
+#[test]
+fn a_file_that_holds_no_rows_stops_a_ladder_before_it_runs() {
+    let place = Place::new();
+    place.tiny();
+    place.pack();
+    fs::create_dir_all(place.path("work/rows")).unwrap();
+    fs::write(place.path("work/.k3-pipelines"), "").unwrap();
+    fs::write(place.path("work/rows/ladder.jsonl"), "{}\n").unwrap();
+    let done = ladder(&place, "ladder", &["LADDER_BUDGETS=64M", "ROUNDS=1"]).expect(2);
+    assert!(done.stderr.contains("line 1: not a row"), "{}", done.stderr);
+    assert!(!place.path("work/ladders/ladder/run.json").exists());
 }
 
 #[test]
