@@ -132,7 +132,10 @@ list_rows() {
         ;;
     context)
         for rows_before in ${CONTEXTS:-32 512 2048}; do
-            say "$rows_before positions|$rows_before|$GEN|--budget $top --prefill-chunk 64|"
+            # As much as holds everything at this length, so that only the length differs.
+            plan --budget 1000T --context "$((rows_before + GEN))" --prefill-chunk 64
+            budget=$(json_number "$w/plan.json" total_bytes)
+            say "$rows_before positions|$rows_before|$GEN|--budget $((budget < host ? budget : host)) --prefill-chunk 64|"
         done
         ;;
     replicate)

@@ -1,6 +1,6 @@
 //! A row from the plan and the report of its run.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
 use k3_shared::{formats::plan::Plan, host};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -197,10 +197,11 @@ fn digest(ids: &[u32]) -> String {
     for id in ids {
         hash.update(id.to_le_bytes());
     }
-    hash.finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let mut text = String::new();
+    for byte in hash.finalize() {
+        write!(text, "{byte:02x}").expect("a String takes any text");
+    }
+    text
 }
 
 #[cfg(test)]
