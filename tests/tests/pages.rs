@@ -1,5 +1,4 @@
 //! Manual pages and completions name everything that the tools accept.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../examples/pages/pages.rs"]
 mod pages;

@@ -115,16 +115,11 @@ fn add_row(add: &Add) -> anyhow::Result<Outcome> {
     };
     let row = make(&made, &add.plan, &add.report)?;
     append(&add.file, &row)?;
-    let limit = row.limit().map_or(String::new(), |limit| {
-        format!(
-            ", {:.2} times the limit",
-            row.seconds_per_token() / limit.seconds()
-        )
-    });
     log::info!(
-        "{}: {:.3} s a token{limit}",
+        "{}: {:.3} s a token, {:.2} GB/s read",
         row.label(),
-        row.seconds_per_token()
+        row.seconds_per_token(),
+        row.bytes_per_second() / 1e9
     );
     Ok(Outcome::Done)
 }

@@ -22,7 +22,7 @@ pub use cli::{Cli, run};
 pub use make::{Made, make};
 pub use plot::{PLOTS, draw};
 use serde::{Deserialize, Serialize};
-pub use spread::{Group, Spread, groups, median};
+pub use spread::{Group, Spread, groups, median, settled};
 pub use table::table;
 
 /// The schema tag of a row.
@@ -179,6 +179,11 @@ impl Row {
     /// Seconds of a generated token: the median of the run's.
     pub fn seconds_per_token(&self) -> f64 {
         median(&self.report.decode_seconds)
+    }
+
+    /// Bytes read a second of a generated token's time.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.report.token.requested_bytes / self.seconds_per_token()
     }
 
     /// The physical limit, where the plan knew the machine's speeds.

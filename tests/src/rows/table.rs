@@ -3,10 +3,11 @@
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use k3_shared::size::Bytes;
 
-use super::{Group, Row, Spread, groups};
+use super::{Group, Row, Spread, groups, settled};
 
 /// A table of every row's medians, the spread from the smallest to the largest beside the seconds, and what they were measured on.
 pub fn table(rows: &[Row]) -> String {
+    let rows = &settled(rows);
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN);
     table.set_header([
@@ -96,18 +97,26 @@ pub(super) fn facts(rows: &[Row]) -> Vec<String> {
         format!("tree     {}", distinct(rows, tree)),
         format!("cap      {}", distinct(rows, cap)),
     ];
-    let speed = |name: &str, figure: fn(&Row) -> Option<f64>| {
+    let speed = |name: &str, figure: fn(&Row) -> Option<f64>, how: &str| {
         let values: Vec<f64> = rows.iter().filter_map(figure).collect();
         let spread = (!values.is_empty()).then(|| Spread::of(&values))?;
         Some(format!(
-            "{name:<8} {:.2} GB/s ({:.2}..{:.2}) as probed",
+            "{name:<8} {:.2} GB/s ({:.2}..{:.2}), {how}",
             spread.median / 1e9,
             spread.least / 1e9,
             spread.most / 1e9
         ))
     };
-    lines.extend(speed("disk", |row| row.plan.disk_bytes_per_second));
-    lines.extend(speed("memory", |row| row.plan.memory_bytes_per_second));
+    lines.extend(speed(
+        "disk",
+        |row| row.plan.disk_bytes_per_second,
+        "each round's probe, or its fastest row",
+    ));
+    lines.extend(speed(
+        "memory",
+        |row| row.plan.memory_bytes_per_second,
+        "each round's probe",
+    ));
     if let Some(most) = rows.iter().map(|row| row.report.peak_rss_bytes).max() {
         lines.push(format!("peak     at most {}", Bytes(most)));
     }

@@ -95,12 +95,12 @@ fn seconds_and_limits(
     )];
     if !disk.is_empty() {
         key.push(Entry::new(
-            "disk limit: bytes read\n/ probed speed",
+            "disk limit: bytes read\n/ the disk's speed",
             LIMIT,
             Mark::Dashes,
         ));
         key.push(Entry::new(
-            "memory limit: bytes\ntouched and read\n/ probed speed",
+            "memory limit: bytes\ntouched and read\n/ memory's speed",
             COLOURS[3],
             Mark::Dashes,
         ));
@@ -265,7 +265,7 @@ pub(super) fn threads(groups: &[Group<'_>], svg: &mut String) -> Drawn {
 
 /// GB/s of a generated token: what it read over the time it took.
 fn gigabytes_per_second(row: &Row) -> f64 {
-    row.report.token.requested_bytes / row.seconds_per_token() / 1e9
+    row.bytes_per_second() / 1e9
 }
 
 /// Places by the logarithm, so that doublings lie equally far apart.

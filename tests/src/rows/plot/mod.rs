@@ -7,7 +7,7 @@ mod noise;
 
 use anyhow::anyhow;
 
-use super::{Group, Row, groups};
+use super::{Group, Row, groups, settled};
 use canvas::Drawn;
 
 /// A picture and the ladder whose rows it shows.
@@ -70,8 +70,15 @@ pub const PLOTS: &[Plot] = &[
 /// If the rows cannot be drawn.
 pub fn draw(plot: &Plot, rows: &[Row]) -> anyhow::Result<String> {
     let mut svg = String::new();
+    // Where speeds are the subject, the probe's stays as it was found.
+    let rows = if plot.target == "depth" {
+        rows.to_vec()
+    } else {
+        settled(rows)
+    };
     // The backend's errors borrow the text it writes to, so they are told rather than passed on.
-    (plot.draw)(&groups(rows), &mut svg).map_err(|e| anyhow!("{}: cannot draw: {e}", plot.name))?;
+    (plot.draw)(&groups(&rows), &mut svg)
+        .map_err(|e| anyhow!("{}: cannot draw: {e}", plot.name))?;
     Ok(svg)
 }
 
@@ -111,7 +118,11 @@ mod tests {
     fn ladder() -> Vec<Row> {
         let mut rows = Vec::new();
         for round in 1..=3 {
-            for (step, streamed) in [(1u64, 5_000_000_000u64), (4, 2_000_000_000), (7, 0)] {
+            for (step, threads, streamed) in [
+                (1u64, 1, 5_000_000_000u64),
+                (4, 2, 2_000_000_000),
+                (7, 4, 0),
+            ] {
                 let mut row = row(&format!("{step}.00 GB"), round);
                 row.plan.total_bytes = step * 1_000_000_000;
                 row.plan.budget_bytes = row.plan.total_bytes;
@@ -119,7 +130,7 @@ mod tests {
                 row.plan.head_pinned = streamed == 0;
                 row.report.token.requested_bytes = streamed as f64 + 7e8;
                 row.report.token.trunk_bytes = streamed as f64;
-                row.report.threads = step as usize;
+                row.report.threads = threads;
                 let seconds = row.report.token.requested_bytes / 2.8e9 + 0.01 * f64::from(round);
                 row.report.decode_seconds = vec![seconds];
                 rows.push(row);
