@@ -29,6 +29,11 @@ when=$(git log -1 --format=%ct 2>/dev/null || say 0)
 tarball=$DIST/$name.tar.gz
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$when" -C "$w" -cf - "$name" | gzip -n9 >"$tarball.partial"
 mv "$tarball.partial" "$tarball"
+# What was packed runs from where it is unpacked.
+rm -rf "$w"
+mkdir "$w"
+tar -xzf "$tarball" -C "$w" --strip-components=1
+for tool in $tools; do run "$w/bin/$tool" --version; done
 rm -rf "$w"
 (cd "$DIST" && sha256sum "$name.tar.gz" >"$name.tar.gz.sha256")
 tar -tzf "$tarball" | grep -v '/$'

@@ -126,7 +126,7 @@ list_rows() {
         deepest=$(printf '%s\n' "$DEPTHS" | tr ' ' '\n' | sort -n | tail -n 1)
         for size in ${READ_SIZES:-256Ki 1Mi 4Mi}; do
             for deep in $DEPTHS; do
-                say "$size x $deep|4|$((GEN < 5 ? GEN : 5))|--budget $((low + 512000000)) --pin 0 --expert-slots $((slots + deepest)) --read-size $size --queue-depth $deep|"
+                say "$size x $deep|4|$((GEN < 4 ? GEN : 4))|--budget $((low + 512000000)) --pin 0 --expert-slots $((slots + deepest)) --read-size $size --queue-depth $deep|"
             done
         done
         ;;
