@@ -233,6 +233,19 @@ disks() {
         done
 }
 
+# useful SOURCE...: of the usual budgets, those that this model can fill, and what holds all of it.
+useful() {
+    k3-plan -q --probe-cache none --budget 1000T "$@" -o "$scratch/all.json" 2>/dev/null || return 0
+    all=$(json_number "$scratch/all.json" total_bytes)
+    list=floor
+    for gigabytes in 2 4 8 16 32 64 128 224; do
+        if [ "$((gigabytes * 1000000000))" -lt "$all" ]; then list=$list,${gigabytes}G; fi
+    done
+    # What holds the whole release is no machine's memory.
+    if [ "$all" -lt 224000000000 ]; then list=$list,$all; fi
+    say "$list"
+}
+
 # show_table SOURCE...: budgets with what they pin and how long a token takes; SOURCE is how k3-plan is told of the model.
 show_table() {
     say ''
@@ -252,13 +265,12 @@ check_fit() {
     # Of a checkpoint that is not whole, only the release is known beforehand.
     if [ "$state" = damaged ] && [ ! -f "$MODEL/model-00001-of-000096.safetensors" ]; then return 0; fi
     title 'What fits'
-    budgets=${BUDGETS:-floor,2G,4G,8G,16G,32G,64G,128G,224G}
     probe=--probe
     [ "${PROBE:-}" != none ] || probe=
     case $trunk_state in
     ready)
         # What is measured is kept, so that plans made later know it.
-        # shellcheck disable=SC2086 # empty, or one flag
+        budgets=${BUDGETS:-$(useful --model "$MODEL" --trunk "$TRUNK")}
         show_table $probe --model "$MODEL" --trunk "$TRUNK"
         then_type "$bin_dir/k3-plan" --budget auto --model "$(shell_word "$MODEL")" --trunk "$(shell_word "$TRUNK")" '|' \
             "$bin_dir/k3-run" "$(prompt_flag)" --gen 64
@@ -269,6 +281,7 @@ check_fit() {
         *) set -- --census kimi-k3 ;;
         esac
         if [ "$state" = listed ]; then set -- --census "$CENSUS"; fi
+        budgets=${BUDGETS:-$(useful "$@")}
         if [ -n "$plain" ]; then set -- "$@" --disk-speed "$plain"; fi
         show_table "$@"
         if [ -n "$plain" ]; then
