@@ -9,7 +9,7 @@ use super::{
     canvas::{Axis, COLOURS, Canvas, Chart, Drawn, Entry, LIMIT, Mark, number, remark},
     note,
 };
-use crate::rows::{Group, Limit, Row, Spread, median};
+use crate::rows::{Group, Limit, Row, Spread};
 
 /// A place on the axis and a figure over repeats.
 type Point = (f64, Spread);
@@ -281,38 +281,12 @@ fn binary(bytes: u64) -> String {
     }
 }
 
-/// Bytes a second that a run reads, against requests in flight, for each size of request.
-pub(super) fn depth(groups: &[Group<'_>], svg: &mut String) -> Drawn {
-    let mut all = series(groups, |row| row.plan.read_bytes);
-    all.sort_by_key(|(size, _)| *size);
-    let curves: Vec<Vec<Point>> = all
+/// The depths that were tried.
+fn depth_axis(groups: &[Group<'_>]) -> Axis {
+    let mut depths: Vec<usize> = groups
         .iter()
-        .map(|(_, members)| points(members, depth_place, gigabytes_per_second))
+        .map(|group| group.typical().plan.queue_depth)
         .collect();
-    let rows: Vec<&Row> = groups.iter().flat_map(|group| group.rows.clone()).collect();
-    let probed: Vec<f64> = rows
-        .iter()
-        .filter_map(|row| row.plan.disk_bytes_per_second)
-        .collect();
-    let probed = median(&probed) / 1e9;
-    let mut key: Vec<Entry> = all
-        .iter()
-        .zip(COLOURS.iter().cycle())
-        .map(|((size, _), colour)| {
-            let text = format!("reads of {}", binary(*size));
-            Entry::new(text, *colour, Mark::Curve)
-        })
-        .collect();
-    let mut highest = highest(&curves.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    if probed.is_finite() {
-        highest.push(probed);
-        key.push(Entry::new(
-            "a plain reader at its best\n(k3-plan --probe)",
-            LIMIT,
-            Mark::Dashes,
-        ));
-    }
-    let mut depths: Vec<usize> = rows.iter().map(|row| row.plan.queue_depth).collect();
     depths.sort_unstable();
     depths.dedup();
     let ticks: Vec<(f64, String)> = depths
@@ -323,24 +297,54 @@ pub(super) fn depth(groups: &[Group<'_>], svg: &mut String) -> Drawn {
         ticks.first().map_or(0.0, |t| t.0),
         ticks.last().map_or(0.0, |t| t.0),
     );
+    Axis {
+        desc: "requests in flight (logarithmic)",
+        from: ends.0 - 0.3,
+        to: ends.1 + 0.3,
+        ticks: Some(ticks),
+    }
+}
+
+/// Bytes a second that a run reads, against requests in flight, for each size of request.
+pub(super) fn depth(groups: &[Group<'_>], svg: &mut String) -> Drawn {
+    let mut all = series(groups, |row| row.plan.read_bytes);
+    all.sort_by_key(|(size, _)| *size);
+    let curves: Vec<Vec<Point>> = all
+        .iter()
+        .map(|(_, members)| points(members, depth_place, gigabytes_per_second))
+        .collect();
+    let probed: fn(&Row) -> Option<f64> = |row| Some(row.plan.disk_bytes_per_second? / 1e9);
+    let plain: Vec<Vec<Point>> = all
+        .iter()
+        .map(|(_, members)| {
+            let point =
+                |group: &Group<'_>| Some((depth_place(group.typical()), group.known(probed)?));
+            members.iter().filter_map(point).collect()
+        })
+        .collect();
+    let mut key: Vec<Entry> = all
+        .iter()
+        .zip(COLOURS.iter().cycle())
+        .map(|((size, _), colour)| {
+            let text = format!("reads of {}", binary(*size));
+            Entry::new(text, *colour, Mark::Curve)
+        })
+        .collect();
+    let drawn: Vec<&[Point]> = curves.iter().chain(&plain).map(Vec::as_slice).collect();
+    if plain.iter().any(|points| !points.is_empty()) {
+        let text = "a plain reader with the\nsame size and depth\n(k3-plan --probe)";
+        key.push(Entry::new(text, LIMIT, Mark::Dashes));
+    }
     let canvas = Canvas {
         title: "Reads in flight: what a generated token reads a second".to_owned(),
-        x: Axis {
-            desc: "requests in flight (logarithmic)",
-            from: ends.0 - 0.3,
-            to: ends.1 + 0.3,
-            ticks: Some(ticks),
-        },
-        y: Axis::from_zero("GB read a second of the token's time", highest),
+        x: depth_axis(groups),
+        y: Axis::from_zero("GB read a second of the token's time", highest(&drawn)),
         key,
         note: note(groups),
     };
     canvas.draw(svg, |chart| {
-        if probed.is_finite() {
-            let line = [(ends.0 - 0.3, probed), (ends.1 + 0.3, probed)];
-            chart.draw_series(DashedLineSeries::new(line, 7, 5, LIMIT.stroke_width(2)))?;
-        }
-        for (points, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
+        for ((points, plain), colour) in curves.iter().zip(&plain).zip(COLOURS.iter().cycle()) {
+            dashes(chart, plain, *colour)?;
             curve(chart, points, *colour)?;
         }
         Ok(())

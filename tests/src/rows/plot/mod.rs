@@ -70,7 +70,7 @@ pub const PLOTS: &[Plot] = &[
 /// If the rows cannot be drawn.
 pub fn draw(plot: &Plot, rows: &[Row]) -> anyhow::Result<String> {
     let mut svg = String::new();
-    // Where speeds are the subject, the probe's stays as it was found.
+    // Where speeds are the subject, those of the probe stay as they were found.
     let rows = if plot.target == "depth" {
         rows.to_vec()
     } else {
@@ -92,7 +92,7 @@ fn note(groups: &[Group<'_>]) -> String {
         .filter_map(|row| row.plan.disk_bytes_per_second)
         .collect();
     let disk = match super::median(&disk) {
-        speed if speed.is_nan() => String::new(),
+        speed if speed.is_nan() || row.target == "depth" => String::new(),
         speed => format!(" · disk {:.2} GB/s", speed / 1e9),
     };
     let (least, most) = groups.iter().fold((usize::MAX, 0), |(least, most), group| {
