@@ -1,6 +1,7 @@
 //! Terminal habits: outcomes and exit codes, atomic output files, progress and log on stderr.
 
 mod atomic_file;
+mod named_write;
 
 use std::{
     error::Error,
@@ -12,7 +13,10 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-pub use self::atomic_file::{AtomicFile, write_atomic};
+pub use self::{
+    atomic_file::{AtomicFile, write_atomic},
+    named_write::NamedWrite,
+};
 
 /// How a tool ended, short of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

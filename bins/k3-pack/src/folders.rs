@@ -188,8 +188,13 @@ impl PartialFile {
     /// # Errors
     /// If the file cannot be made.
     pub(crate) fn create(target: &Path, mode: Mode) -> Result<Self, DirectError> {
+        let path = partial_path(target);
+        let file = DirectFile::create(&path, mode).inspect_err(|_| {
+            // As when dropped: it may be there, and failed its trial.
+            let _ = fs::remove_file(&path);
+        })?;
         Ok(Self {
-            file: DirectFile::create(&partial_path(target), mode)?,
+            file,
             target: target.to_owned(),
             published: false,
         })
