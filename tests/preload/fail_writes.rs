@@ -7,7 +7,9 @@
 //! - `full`: no space, then and ever after (`fsync` and cutting need none);
 //! - `io`: that call fails with an input or output error, the next does not;
 //! - `short`: every write takes half of what it is given, in whole blocks where there are several;
-//! - `interrupted`: every second write is interrupted before it has done anything.
+//! - `interrupted`: every second write is interrupted before it has done anything;
+//! - `kill-before`, `kill-within`, `kill-after`: the process is killed at that call, which is not made, writes half of its bytes, or is
+//!   made whole.
 //!
 //! The file `K3_FAULT_LOG` is made when the first fault is raised. Compiled by the test that uses it with `rustc` alone; product code has no such
 //! hook.
@@ -29,6 +31,7 @@ const BLOCK: usize = 4096;
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     fn __errno_location() -> *mut c_int;
+    fn raise(signal: c_int) -> c_int;
 }
 
 struct Settings {
@@ -62,6 +65,10 @@ enum Fault {
     Error(c_int),
     /// This many bytes only.
     Short(usize),
+    /// The end of the process.
+    KillNow,
+    /// The same after this many bytes, or after all.
+    Kill(Option<usize>),
 }
 
 /// What is to go wrong with this call on `fd`.
@@ -75,17 +82,35 @@ fn fault(fd: RawFd, call: &Call) -> Option<Fault> {
     let number = NEXT.fetch_add(1, Ordering::SeqCst);
     let fault = match (settings.kind.to_str()?, call) {
         ("full", Call::Write(_)) if number >= settings.at => Fault::Error(ENOSPC),
+        ("kill-before", _) if number == settings.at => Fault::KillNow,
+        ("kill-within", &Call::Write(bytes)) if number == settings.at => {
+            Fault::Kill(Some(half(bytes)))
+        }
+        ("kill-after", _) if number == settings.at => Fault::Kill(None),
         ("io", _) if number == settings.at => Fault::Error(EIO),
         ("interrupted", Call::Write(_)) if number % 2 == settings.at % 2 => Fault::Error(EINTR),
-        ("short", &Call::Write(bytes)) if bytes >= 2 * BLOCK => {
-            Fault::Short(bytes / 2 / BLOCK * BLOCK)
-        }
         // Half a block is what no direct write may leave.
-        ("short", &Call::Write(bytes)) if bytes > 1 && bytes != BLOCK => Fault::Short(bytes / 2),
+        ("short", &Call::Write(bytes)) if bytes > 1 && bytes != BLOCK => Fault::Short(half(bytes)),
         _ => return None,
     };
     let _ = std::fs::File::create(&settings.log);
     Some(fault)
+}
+
+fn half(bytes: usize) -> usize {
+    if bytes >= 2 * BLOCK {
+        bytes / 2 / BLOCK * BLOCK
+    } else {
+        bytes / 2
+    }
+}
+
+fn kill() -> ! {
+    const SIGKILL: c_int = 9;
+    loop {
+        // SAFETY: it takes a number and ends the process.
+        unsafe { raise(SIGKILL) };
+    }
 }
 
 fn fail(errno: c_int) {
@@ -119,6 +144,18 @@ macro_rules! stand_between {
                 Some(Fault::Error(errno)) => {
                     fail(errno);
                     -1
+                }
+                Some(Fault::KillNow) => kill(),
+                Some(Fault::Kill(None)) => {
+                    // SAFETY: as the caller's.
+                    unsafe { real(fd $(, $arg)*) };
+                    kill()
+                }
+                Some(Fault::Kill(Some(bytes))) => {
+                    let ($($arg,)*) = shorten(bytes $(, $arg)*);
+                    // SAFETY: fewer bytes of the same memory.
+                    unsafe { real(fd $(, $arg)*) };
+                    kill()
                 }
                 Some(Fault::Short(bytes)) => {
                     let ($($arg,)*) = shorten(bytes $(, $arg)*);

@@ -7,6 +7,8 @@
 mod common;
 #[path = "common/faulty.rs"]
 mod faulty;
+#[path = "common/packing.rs"]
+mod packing;
 #[path = "common/process.rs"]
 mod process;
 
@@ -16,7 +18,7 @@ use std::{
     process::Command,
 };
 
-use common::{Fixture, TINY_PROMPT};
+use common::TINY_PROMPT;
 use faulty::{Fault, assert_refused};
 use k3_run::{model::SequenceState, saved};
 use k3_shared::{
@@ -26,6 +28,7 @@ use k3_shared::{
         trunk::Trunk,
     },
 };
+use packing::Packing;
 use process::{Done, Setup, finish, list, tool};
 use serde_json::Value;
 
@@ -82,10 +85,7 @@ impl Case<'_> {
                 at += 1;
             }
             // Calls that need no space, as the last syncs, do not fail on a full disk.
-            assert!(
-                at >= least_calls || fault == Fault::Full,
-                "only {at} calls"
-            );
+            assert!(at >= least_calls || fault == Fault::Full, "only {at} calls");
         }
         // Nothing is reset: what a failure leaves must not be in the way.
         finish(&mut (self.command)()).expect(0);
@@ -292,64 +292,6 @@ fn census_plan_and_simulation_fail_whole_and_by_name() {
         ],
     }
     .run_every_fault(4);
-}
-
-/// A checkpoint of one layer, and a command that packs it over two folders.
-struct Packing {
-    fixture: Fixture,
-    stripe: PathBuf,
-}
-
-impl Packing {
-    fn new() -> Self {
-        let fixture = Fixture::empty();
-        let config = common::golden("shapes/single-kda.config.json");
-        k3_tests::synth::custom(&fixture.model, &config, k3_tests::synth::Options::default())
-            .unwrap();
-        // Both folders in the one where writes fail.
-        let stripe = fixture.trunk.join("more");
-        Self { fixture, stripe }
-    }
-
-    fn command(&self, tile_bytes: &str) -> Command {
-        let mut command = tool("k3-pack");
-        command.arg(&self.fixture.model).arg(&self.fixture.trunk);
-        command.args([
-            "-q",
-            "--force",
-            "--tile-bytes",
-            tile_bytes,
-            "--stripe-weights",
-            "1,1",
-            "--stripe",
-        ]);
-        command.arg(&self.stripe);
-        command
-    }
-
-    /// All files of the trunk.
-    fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
-        let mut files = Vec::new();
-        for folder in [&self.fixture.trunk, &self.stripe] {
-            for entry in fs::read_dir(folder).into_iter().flatten() {
-                let path = entry.unwrap().path();
-                if path.is_file() && !path.extension().is_some_and(|e| e == "lock") {
-                    files.push((path.clone(), fs::read(path).unwrap()));
-                }
-            }
-        }
-        files.sort_unstable();
-        files
-    }
-
-    fn is_usable(&self) -> bool {
-        let mut verify = tool("k3-pack");
-        verify
-            .arg(&self.fixture.model)
-            .arg(&self.fixture.trunk)
-            .args(["-q", "--verify"]);
-        finish(&mut verify).code == Some(0)
-    }
 }
 
 #[test]

@@ -30,6 +30,12 @@ pub enum Fault {
     Short,
     /// Every second write is interrupted.
     Interrupted,
+    /// Killed before a call.
+    KillBefore,
+    /// Killed when half of a write is done.
+    KillWithin,
+    /// Killed after a call.
+    KillAfter,
 }
 
 impl Fault {
@@ -39,6 +45,9 @@ impl Fault {
             Self::Io => "io",
             Self::Short => "short",
             Self::Interrupted => "interrupted",
+            Self::KillBefore => "kill-before",
+            Self::KillWithin => "kill-within",
+            Self::KillAfter => "kill-after",
         }
     }
 }
