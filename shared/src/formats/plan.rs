@@ -165,6 +165,9 @@ pub struct Plan {
     pub expert_dirs: Vec<PathBuf>,
     /// Digests of every expert, or null.
     pub expert_digests: Option<ExpertDigests>,
+    /// Whether a run can check experts: whether there are digests. Plans made before it was said have none of it.
+    #[serde(default)]
+    pub experts_verified: bool,
     /// Identity of the checkpoint.
     pub identity: String,
     /// Layers planned for (the whole model unless `--layers`).

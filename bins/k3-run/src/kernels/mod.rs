@@ -47,6 +47,7 @@ pub mod norm;
 mod scalar;
 #[cfg(test)]
 pub(crate) mod shared_data;
+mod subnormal;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod weights;
@@ -59,4 +60,5 @@ pub use isa::Isa;
 pub use math::{sigmoid_gate, sigmoid_slice, silu_slice, situ_slice};
 pub use matmul::{matmul, par_matmul, transpose};
 pub use norm::{attention_residual, l2_normalize, rms_norm, rms_norm_in_place, softmax_in_place};
+pub use subnormal::keeps_subnormals;
 pub use weights::{NanScales, Weights, widen};
