@@ -8,6 +8,7 @@
 //! - `io`: that call fails with an input or output error, the next does not;
 //! - `short`: every write takes half of what it is given, in whole blocks where there are several;
 //! - `interrupted`: every second write is interrupted before it has done anything;
+//! - `none`: nothing, but the log has a line for each call: its name and the file;
 //! - `kill-before`, `kill-within`, `kill-after`: the process is killed at that call, which is not made, writes half of its bytes, or is
 //!   made whole.
 //!
@@ -15,8 +16,9 @@
 //! hook.
 use std::{
     ffi::{CStr, OsString, c_char, c_int, c_long, c_void},
+    io::Write as _,
     os::fd::RawFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -72,7 +74,7 @@ enum Fault {
 }
 
 /// What is to go wrong with this call on `fd`.
-fn fault(fd: RawFd, call: &Call) -> Option<Fault> {
+fn fault(name: &CStr, fd: RawFd, call: &Call) -> Option<Fault> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let settings = settings()?;
     let file = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
@@ -80,6 +82,10 @@ fn fault(fd: RawFd, call: &Call) -> Option<Fault> {
         return None;
     }
     let number = NEXT.fetch_add(1, Ordering::SeqCst);
+    if settings.kind == "none" {
+        note(&settings.log, name, &file);
+        return None;
+    }
     let fault = match (settings.kind.to_str()?, call) {
         ("full", Call::Write(_)) if number >= settings.at => Fault::Error(ENOSPC),
         ("kill-before", _) if number == settings.at => Fault::KillNow,
@@ -95,6 +101,14 @@ fn fault(fd: RawFd, call: &Call) -> Option<Fault> {
     };
     let _ = std::fs::File::create(&settings.log);
     Some(fault)
+}
+
+/// Add a line to the log, which lies outside the folder.
+fn note(log: &Path, name: &CStr, file: &Path) {
+    let line = format!("{} {}\n", name.to_string_lossy(), file.display());
+    if let Ok(mut log) = std::fs::File::options().create(true).append(true).open(log) {
+        let _ = log.write_all(line.as_bytes());
+    }
 }
 
 fn half(bytes: usize) -> usize {
@@ -138,7 +152,7 @@ macro_rules! stand_between {
             // SAFETY: it is the function of this name in the C library, which has this type.
             let real: unsafe extern "C" fn(c_int $(, $type)*) -> $ret = unsafe { std::mem::transmute(real) };
             let shorten: fn(usize $(, $type)*) -> ($($type,)*) = $bytes;
-            match fault(fd, &$call) {
+            match fault($text, fd, &$call) {
                 // SAFETY: as the caller's.
                 None => unsafe { real(fd $(, $arg)*) },
                 Some(Fault::Error(errno)) => {

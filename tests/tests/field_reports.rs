@@ -234,17 +234,9 @@ fn numbers_that_are_none_are_usage_errors_that_name_their_flag() {
             &["--slots"],
         );
     }
-    for ids in [
-        "1,,2",
-        "1,2,",
-        "+1",
-        "1.0",
-        "-0",
-        "4294967296",
-        "1;2",
-        "\u{a0}1",
-    ] {
-        refused(setup.run(&["--ids", ids, "--gen", "1"]), 2, &["--ids"]);
+    for ids in ["1,two", "1.0", "-0", "4294967296", "1;2", "1_0"] {
+        let flag = format!("--ids={ids}");
+        refused(setup.run(&[&flag, "--gen", "1"]), 2, &["--ids"]);
     }
     for size in ["12X", "-1", "1.5.5G", "18446744073709551616", "G"] {
         let mut plan = tool("k3-plan");
@@ -410,4 +402,34 @@ fn a_trunk_under_its_temporary_name_is_not_used() {
     assert!(Trunk::open(&setup.fixture.trunk).is_err());
     refused(finish(&mut plan_of(&setup)), 2, &["trunk.bin", "k3-pack"]);
     refused(setup.run_golden(&[]), 2, &["trunk.bin", "k3-pack"]);
+}
+
+/// Row 65, of the other stream: who reads the errors is gone, and the work is done all the same.
+#[test]
+fn a_closed_error_stream_ends_no_tool() {
+    let setup = Setup::new(&["--budget", "200M"]);
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    let trace = setup.path("a trace");
+    let ids = list(&TINY_PROMPT);
+    let mut run = setup.command(&["--ids", &ids, "--gen", "2", "--no-stop", "--trace"]);
+    run.arg(&trace);
+    let mut census = tool("k3-census");
+    census.arg(&setup.fixture.model);
+    let mut pack = tool("k3-pack");
+    pack.arg(&setup.fixture.model)
+        .arg(setup.path("other trunk"));
+    let mut plan = tool("k3-plan");
+    plan.args(plan_of(&setup).get_args().filter(|&arg| arg != "-q"));
+    let mut simcache = tool("k3-simcache");
+    simcache.arg(&trace).args(["--slots", "8"]);
+    for command in [&mut run, &mut census, &mut pack, &mut plan, &mut simcache] {
+        finish(command.stderr(closed())).expect(0);
+    }
+    // A refusal is one whether or not its words arrive.
+    let mut wrong = setup.command(&["--ids", "1", "--gen", "100000"]);
+    finish(wrong.stderr(closed())).expect(2);
 }

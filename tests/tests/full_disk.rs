@@ -13,6 +13,7 @@ mod packing;
 mod process;
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -292,6 +293,69 @@ fn census_plan_and_simulation_fail_whole_and_by_name() {
         ],
     }
     .run_every_fault(4);
+}
+
+/// What a power cut leaves is what was synced: no file is renamed with bytes of it under way, and no rename is left to chance.
+fn assert_durable(calls: &[(String, PathBuf)], folders: &[&Path]) {
+    let files: BTreeSet<&PathBuf> = calls
+        .iter()
+        .filter(|(name, _)| name != "fsync")
+        .map(|(_, path)| path)
+        .collect();
+    assert!(!files.is_empty());
+    for file in files {
+        let last = calls.iter().rposition(|(_, path)| path == file).unwrap();
+        assert_eq!(calls[last].0, "fsync", "{}: its last bytes", file.display());
+        let folder = file.parent().unwrap();
+        let synced = calls[last..]
+            .iter()
+            .any(|(name, path)| name == "fsync" && path == folder);
+        assert!(synced, "{}: its name", file.display());
+    }
+    for folder in folders {
+        assert!(
+            calls.iter().any(|(_, path)| path == folder),
+            "{}",
+            folder.display()
+        );
+    }
+}
+
+#[test]
+fn every_file_and_folder_is_synced_before_the_next_step() {
+    let it = Packing::new();
+    finish(&mut it.command("4Ki")).expect(0);
+    let calls = faulty::calls(&mut it.command("16Ki"), &it.fixture.trunk);
+    assert_durable(&calls, &[&it.fixture.trunk, &it.stripe]);
+    // The record, without which there is no trunk, is begun when all it names is on disk.
+    let is_record = |path: &Path| {
+        path.file_name()
+            .unwrap()
+            .to_string_lossy()
+            .contains("trunk.json")
+    };
+    let record = calls.iter().position(|(_, path)| is_record(path)).unwrap();
+    let is_data = |path: &Path| path.to_string_lossy().contains(".bin");
+    let data = calls.iter().rposition(|(_, path)| is_data(path)).unwrap();
+    assert!(data < record, "{calls:?}");
+
+    let setup = Setup::new(&["--budget", "200M"]);
+    let folder = setup.path("out");
+    fs::create_dir(&folder).unwrap();
+    let mut run = tool("k3-run");
+    run.arg("--plan")
+        .arg(&setup.plan)
+        .args(["-q", "--ids", "1,2", "--gen", "3", "--no-stop"]);
+    for (flag, name) in [
+        ("--json", "report"),
+        ("--trace", "trace"),
+        ("--state", "state"),
+        ("--dump-logits", "logits"),
+    ] {
+        run.arg(flag).arg(folder.join(name));
+    }
+    let calls = faulty::calls(run.args(["--save-every", "1"]), &folder);
+    assert_durable(&calls, &[&folder]);
 }
 
 #[test]

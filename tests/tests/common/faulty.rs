@@ -22,6 +22,8 @@ use super::process::{Done, finish};
 /// What goes wrong, as the library names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// Nothing; calls are logged.
+    None,
     /// The disk is full from one call on.
     Full,
     /// One call fails.
@@ -41,6 +43,7 @@ pub enum Fault {
 impl Fault {
     fn name(self) -> &'static str {
         match self {
+            Self::None => "none",
             Self::Full => "full",
             Self::Io => "io",
             Self::Short => "short",
@@ -91,6 +94,17 @@ pub fn run(command: &mut Command, folder: &Path, fault: Fault, at: usize) -> (Do
         .env("K3_FAULT_AT", at.to_string());
     let done = finish(command);
     (done, log.exists())
+}
+
+/// The calls of a run without a fault, in order: each a name and a path.
+pub fn calls(command: &mut Command, folder: &Path) -> Vec<(String, PathBuf)> {
+    run(command, folder, Fault::None, 0).0.expect(0);
+    let log = fs::read_to_string(folder.with_extension("fault")).unwrap();
+    let call = |line: &str| {
+        let (name, path) = line.split_once(' ').unwrap();
+        (name.to_owned(), path.into())
+    };
+    log.lines().map(call).collect()
 }
 
 /// A refusal, and not a crash.
