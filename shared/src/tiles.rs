@@ -231,8 +231,8 @@ pub fn count_trunk_tiles(
     stored_as: StoredAs<'_>,
 ) -> usize {
     let matrix = |role: TensorRole, unit: usize| {
-        let share = Share::of(role, unit, tile_bytes, stored_as);
-        share.rows.div_ceil(share.share)
+        let cut = Cut::of(role, unit, tile_bytes, stored_as);
+        cut.rows.div_ceil(cut.share)
     };
     let layer = |layer: LayerIdx| {
         let matrices = layer_matrices(config, layer);
@@ -255,7 +255,7 @@ fn row_unit(config: &Config, tensor: LayerTensor) -> usize {
 }
 
 /// How the rows of a matrix are cut.
-struct Share {
+struct Cut {
     dtype: Dtype,
     rows: usize,
     cols: usize,
@@ -263,7 +263,7 @@ struct Share {
     share: usize,
 }
 
-impl Share {
+impl Cut {
     fn of(role: TensorRole, unit: usize, tile_bytes: u64, stored_as: StoredAs<'_>) -> Self {
         let (dtype, shape) = stored_as(role);
         let rows = shape.first().copied().unwrap_or(0);
@@ -294,12 +294,12 @@ fn cut(
     stored_as: StoredAs<'_>,
     tiles: &mut Vec<TileSpec>,
 ) {
-    let Share {
+    let Cut {
         dtype,
         rows,
         cols,
         share,
-    } = Share::of(role, unit, tile_bytes, stored_as);
+    } = Cut::of(role, unit, tile_bytes, stored_as);
     let mut first = 0;
     while first < rows {
         let end = rows.min(first + share);

@@ -56,7 +56,7 @@ impl Packing {
         for folder in [&self.fixture.trunk, &self.stripe] {
             for entry in fs::read_dir(folder).into_iter().flatten() {
                 let path = entry.unwrap().path();
-                if path.is_file() && !path.extension().is_some_and(|e| e == "lock") {
+                if path.is_file() {
                     files.push((path.clone(), fs::read(path).unwrap()));
                 }
             }
