@@ -240,7 +240,11 @@ fn numbers_that_are_none_are_usage_errors_that_name_their_flag() {
     }
     for size in ["12X", "-1", "1.5.5G", "18446744073709551616", "G"] {
         let mut plan = tool("k3-plan");
-        refused(finish(plan.args(["--budget", size])), 2, &["--budget"]);
+        refused(
+            finish(plan.arg(format!("--budget={size}"))),
+            2,
+            &["--budget"],
+        );
     }
 }
 
