@@ -38,14 +38,19 @@ title() {
     printf '\n== %s\n' "$*"
 }
 
+# A word as a shell needs it.
+shell_word() {
+    case $1 in
+    *[!A-Za-z0-9_./,=:+-]* | '') printf "'%s'\n" "$(printf '%s\n' "$1" | sed "s/'/'\\\\''/g")" ;;
+    *) printf '%s\n' "$1" ;;
+    esac
+}
+
 # Echo a command, quoted where a shell needs it.
 show() {
     printf '$'
     for word in "$@"; do
-        case $word in
-        *[!A-Za-z0-9_./,=:+-]* | '') printf " '%s'" "$word" ;;
-        *) printf ' %s' "$word" ;;
-        esac
+        printf ' %s' "$(shell_word "$word")"
     done
     printf '\n'
 }

@@ -25,7 +25,7 @@ use serde_json::Value;
 use super::common::{Fixture, TINY_PROMPT};
 
 /// The folder of the binaries, built in this test's profile. Cargo builds other packages' tools for no test.
-fn bin_dir() -> &'static Path {
+pub fn bin_dir() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
         let test = std::env::current_exe().unwrap();

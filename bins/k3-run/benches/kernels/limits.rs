@@ -55,14 +55,34 @@ impl Limits {
 }
 
 fn read_rate(isa: Isa, bytes: &[u8]) -> f64 {
-    let seconds = fastest(|| {
-        let sum = bytes
-            .par_chunks(1 << 20)
-            .map(|part| limits::read(isa, part))
-            .reduce(|| 0, |a, b| a ^ b);
-        black_box(sum);
-    });
-    bytes.len() as f64 / seconds
+    bytes.len() as f64 / fastest(|| read_all(isa, bytes))
+}
+
+fn read_all(isa: Isa, bytes: &[u8]) {
+    let sum = bytes
+        .par_chunks(1 << 20)
+        .map(|part| limits::read(isa, part))
+        .reduce(|| 0, |a, b| a ^ b);
+    black_box(sum);
+}
+
+/// Median seconds of `work`, and of a plain loop over `bytes` that takes turns with it: the rate of a shared memory can halve
+/// for minutes, so a share of it is told from neighbours in time.
+pub(crate) fn beside_reading(isa: Isa, bytes: &[u8], mut work: impl FnMut()) -> [f64; 2] {
+    let mut seconds = [[0.0; 2 * REPEATS]; 2];
+    work();
+    for turn in 0..2 * REPEATS {
+        let start = Instant::now();
+        work();
+        let middle = Instant::now();
+        read_all(isa, bytes);
+        seconds[0][turn] = (middle - start).as_secs_f64();
+        seconds[1][turn] = middle.elapsed().as_secs_f64();
+    }
+    seconds.map(|mut all| {
+        all.sort_by(f64::total_cmp);
+        f64::midpoint(all[REPEATS - 1], all[REPEATS])
+    })
 }
 
 fn arithmetic_rate(isa: Isa) -> f64 {

@@ -1,7 +1,7 @@
 //! Speed and error of the kernels at the released model's shapes, against what this machine can do at all.
 //!
-//! Every line is a share of a limit measured in the same process: the streaming read rate of all threads where memory is the
-//! limit, the fused multiply-add rate of the same threads and instruction set where arithmetic is.
+//! Every line is a share of a limit measured in the same process: the streaming read rate of as many threads, in turns with the
+//! kernel, where memory is the limit; the fused multiply-add rate of the same threads and instruction set where arithmetic is.
 //!
 //! `cargo bench -p k3-run --bench kernels -- WORD...` keeps the lines that contain every word (`'x1 '`: those of one row);
 //! `--isa avx2` takes another instruction set than the best.
@@ -70,7 +70,7 @@ fn main() {
         limits.read[1] / 1e9,
         limits.arithmetic[1] / 1e9,
     );
-    matrices::dense(&options, &limits, &mut pool);
+    matrices::dense(&options, &limits, &pool);
     matrices::experts(&options, &limits, &mut pool);
     vectors::run(&options, &limits);
     attention::run(&options, &limits);

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use k3_run::kernels::{Activations, Weights, par_matmul};
 
 use crate::Options;
-use crate::limits::{Limits, fastest};
+use crate::limits::{Limits, beside_reading, fastest};
 use crate::pool::{EXPERT_BYTES, INNER, LATENT, Pool, next};
 
 /// Vectors at once; one is what decoding does, the others prefill chunks and what they leave to each expert.
@@ -32,16 +32,27 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Times `work` by one thread and by all.
+    /// Times `work` by one thread and by all: one vector against reading as many bytes of `pool` by as many threads.
     #[expect(clippy::print_stdout, reason = "a benchmark prints its table")]
-    fn run(&self, limits: &Limits, mut work: impl FnMut() + Send) {
-        let seconds = [0, 1].map(|i| limits.pools[i].install(|| fastest(&mut work)));
+    fn run(&self, options: &Options, limits: &Limits, pool: &Pool, mut work: impl FnMut() + Send) {
+        let bytes = &pool.bytes()[..self.bytes.min(pool.bytes().len())];
+        let times = [0, 1].map(|i| {
+            limits.pools[i].install(|| {
+                if self.tokens == 1 {
+                    beside_reading(options.isa, bytes, &mut work)
+                } else {
+                    [fastest(&mut work), f64::NAN]
+                }
+            })
+        });
+        let seconds = times.map(|[work, _]| work);
         let threads = limits.threads() as f64;
         let per_core =
             |i: usize| self.weights as f64 / seconds[i] / 1e9 / if i == 0 { 1.0 } else { threads };
         let share = |i: usize| {
             if self.tokens == 1 {
-                self.bytes as f64 / seconds[i] / limits.read[1]
+                let [work, read] = times[i];
+                read / bytes.len() as f64 * self.bytes as f64 / work
             } else {
                 (2 * self.weights * self.tokens) as f64 / seconds[i] / limits.arithmetic[i]
             }
@@ -58,7 +69,7 @@ impl Line<'_> {
             100.0 * share(1),
             seconds[0] / seconds[1],
             if self.tokens == 1 {
-                "read rate of all"
+                "reading, in turns"
             } else {
                 "multiply-adds"
             },
@@ -87,10 +98,10 @@ fn heading(threads: usize) {
 }
 
 /// What the engine multiplies at a time: a tile of the trunk as k3-pack cuts it.
-const TILE: (usize, usize) = (1168, 7168);
+const TILE: (usize, usize) = (585, 7168);
 
 /// bf16 at the shapes of the trunk and the head.
-pub(crate) fn dense(options: &Options, limits: &Limits, pool: &mut Pool) {
+pub(crate) fn dense(options: &Options, limits: &Limits, pool: &Pool) {
     heading(limits.threads());
     for (rows, cols) in [
         (12288, 7168),
@@ -103,16 +114,17 @@ pub(crate) fn dense(options: &Options, limits: &Limits, pool: &mut Pool) {
         for tokens in TOKENS {
             // The head meets the last row only; larger shapes tell nothing more about many vectors.
             if !options.wants(&format!("{name} x{tokens} "))
-                || (tokens > 1 && cols * rows != 12288 * 7168)
+                || (tokens > 1 && ![(12288, 7168), TILE].contains(&(rows, cols)))
             {
                 continue;
             }
             let weights = rows * cols;
-            let copies = if tokens == 1 {
-                READ_BYTES.div_ceil(weights * 2)
+            let least = if tokens == 1 {
+                READ_BYTES
             } else {
-                1
+                READ_BYTES / 4
             };
+            let copies = least.div_ceil(weights * 2);
             let line = Line {
                 name: &name,
                 weights: weights * copies,
@@ -121,8 +133,8 @@ pub(crate) fn dense(options: &Options, limits: &Limits, pool: &mut Pool) {
             };
             let x = vectors(cols, tokens);
             let mut out = vec![0.0; rows * tokens];
-            let (mut i, pool, isa) = (0, &*pool, options.isa);
-            line.run(limits, || {
+            let (mut i, isa) = (0, options.isa);
+            line.run(options, limits, pool, || {
                 for _ in 0..copies {
                     par_matmul(isa, pool.bf16(weights, i), &x, &mut out);
                     i += 1;
@@ -167,7 +179,7 @@ pub(crate) fn experts(options: &Options, limits: &Limits, pool: &mut Pool) {
             let (latent, inner) = (vectors(LATENT, tokens), vectors(INNER, tokens));
             let mut out = vec![0.0; LATENT * tokens];
             let isa = options.isa;
-            line.run(limits, || {
+            line.run(options, limits, pool, || {
                 for _ in 0..copies {
                     let expert = usize::try_from(next(&mut seed)).unwrap_or(0) % pool.num_experts();
                     for &matrix in matrices {

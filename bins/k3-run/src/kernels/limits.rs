@@ -4,12 +4,13 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    _MM_HINT_T0, _mm_prefetch, _mm256_extract_epi64, _mm256_loadu_si256, _mm256_setzero_si256,
-    _mm256_xor_si256,
+    _mm256_extract_epi64, _mm256_loadu_si256, _mm256_setzero_si256, _mm256_xor_si256,
 };
 
 use super::isa::Isa;
 use super::math::for_each_isa;
+#[cfg(target_arch = "x86_64")]
+use super::prefetch;
 
 /// How far ahead of the bytes in hand others are asked for.
 #[cfg(target_arch = "x86_64")]
@@ -87,9 +88,7 @@ pub fn read(isa: Isa, bytes: &[u8]) -> u64 {
 fn read_avx2(chunks: &[[u8; 256]]) -> u64 {
     let mut sums = [_mm256_setzero_si256(); 8];
     for chunk in chunks {
-        for line in chunk.as_chunks::<64>().0 {
-            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
-        }
+        prefetch::keep::<AHEAD>(chunk);
         for (sum, part) in sums.iter_mut().zip(chunk.as_chunks::<32>().0) {
             // SAFETY: 32 readable bytes, and the load allows any alignment.
             let part = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };

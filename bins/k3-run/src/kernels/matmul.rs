@@ -12,13 +12,15 @@ use super::{avx2, avx512};
 /// Weight bytes of one parallel task: long enough for the processor to stream, short enough to balance.
 const TASK_BYTES: usize = 256 << 10;
 
-/// With at least [`MANY`] vectors a task has this many rows, where the threads leave so many: the vectors, by then larger than
-/// the weights of a few rows, are read again for every task.
-const MANY_ROWS: usize = 96;
+/// With at least [`MANY`] vectors a task has up to this many rows: the vectors, by then larger than the weights of a few rows,
+/// are read again for every task.
+const MANY_ROWS: usize = 48;
 const MANY: usize = 64;
 
-/// Rows of a task are a multiple of this, so that the kernels' row groups are full.
+/// Rows of a smaller task are a multiple of this, so that the kernels' row groups are full.
 const TASK_ROWS: usize = 24;
+/// With many vectors the kernels take rows in pairs.
+const PAIR_ROWS: usize = 2;
 
 /// Multiplies on the current thread: `out[row][t] = w[row] . x[t]`.
 ///
@@ -40,47 +42,81 @@ pub fn matmul(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
 /// If the lengths disagree.
 pub fn par_matmul(isa: Isa, w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     check(w, x, out);
-    let (cols, num_tokens) = (x.cols(), x.num_rows());
+    let num_tokens = x.num_rows();
     if out.is_empty() {
         return;
     }
-    let num_rows = out.len() / num_tokens;
-    let rows = task_rows(
-        num_rows,
-        w.num_bytes(),
-        num_tokens,
-        rayon::current_num_threads(),
-    );
+    let (num_rows, rows) = split(w, out.len(), num_tokens);
     if rows >= num_rows {
         return serial(isa, w, x, out);
     }
     out.par_chunks_mut(rows * num_tokens)
         .enumerate()
-        .for_each(|(task, out)| {
-            let first = task * rows;
-            serial(
-                isa,
-                w.rows(first..first + out.len() / num_tokens, cols),
-                x,
-                out,
-            );
+        .for_each(|(task, out)| rows_of(isa, w, x, task * rows, out));
+}
+
+/// Two [`par_matmul`] of matrices of the same shape and kind, split alike; `then` is given the results of the same rows of
+/// both, `[some rows, T]`, as soon as they are there.
+///
+/// # Panics
+/// If the lengths disagree.
+pub fn par_matmul_pair(
+    isa: Isa,
+    w: [Weights<'_>; 2],
+    x: &Activations,
+    out: [&mut [f32]; 2],
+    then: impl Fn(&mut [f32], &mut [f32]) + Sync,
+) {
+    let [first, second] = out;
+    check(w[0], x, first);
+    check(w[1], x, second);
+    if first.is_empty() {
+        return;
+    }
+    assert_eq!(first.len(), second.len(), "results of the same shape");
+    let (_, rows) = split(w[0], first.len(), x.num_rows());
+    let each = rows * x.num_rows();
+    first
+        .par_chunks_mut(each)
+        .zip(second.par_chunks_mut(each))
+        .enumerate()
+        .for_each(|(task, (first, second))| {
+            rows_of(isa, w[0], x, task * rows, first);
+            rows_of(isa, w[1], x, task * rows, second);
+            then(first, second);
         });
 }
 
+/// Rows there are, and rows of a task on the current pool.
+fn split(w: Weights<'_>, results: usize, num_tokens: usize) -> (usize, usize) {
+    let num_rows = results / num_tokens;
+    let threads = rayon::current_num_threads();
+    (
+        num_rows,
+        task_rows(num_rows, w.num_bytes(), num_tokens, threads),
+    )
+}
+
+/// The results of the rows from `first` on, as many as `out` takes.
+fn rows_of(isa: Isa, w: Weights<'_>, x: &Activations, first: usize, out: &mut [f32]) {
+    let rows = first..first + out.len() / x.num_rows();
+    serial(isa, w.rows(rows, x.cols()), x, out);
+}
+
 /// Rows of one task: about [`TASK_BYTES`] of weights (counted once per vector, as the work grows with both), at least
-/// two tasks a thread where there are that many row groups.
+/// two tasks a thread where there are that many row groups. Tasks of [`MANY_ROWS`] are few, so they are made equal and as
+/// many for each thread.
 fn task_rows(num_rows: usize, bytes: usize, num_tokens: usize, threads: usize) -> usize {
     if threads <= 1 {
         return num_rows;
     }
+    if num_tokens >= MANY {
+        let tasks = num_rows.div_ceil(MANY_ROWS).next_multiple_of(threads);
+        return num_rows.div_ceil(tasks).next_multiple_of(PAIR_ROWS);
+    }
     let by_bytes = num_rows * TASK_BYTES / (bytes * num_tokens).max(1);
-    let least = if num_tokens >= MANY { MANY_ROWS } else { 1 };
     let by_threads = num_rows.div_ceil(threads * 2);
-    by_bytes
-        .max(least)
-        .min(by_threads)
-        .max(1)
-        .next_multiple_of(TASK_ROWS)
+    by_bytes.min(by_threads).max(1).next_multiple_of(TASK_ROWS)
 }
 
 fn check(w: Weights<'_>, x: &Activations, out: &[f32]) {

@@ -44,6 +44,8 @@ pub mod limits;
 pub mod math;
 pub mod matmul;
 pub mod norm;
+#[cfg(target_arch = "x86_64")]
+mod prefetch;
 mod scalar;
 #[cfg(test)]
 pub(crate) mod shared_data;
@@ -58,7 +60,7 @@ pub use conv::conv_silu;
 pub use delta::{DeltaInput, DeltaRows, decay_gate, delta_rows, delta_step};
 pub use isa::Isa;
 pub use math::{sigmoid_gate, sigmoid_slice, silu_slice, situ_slice};
-pub use matmul::{matmul, par_matmul, transpose};
+pub use matmul::{matmul, par_matmul, par_matmul_pair, transpose};
 pub use norm::{attention_residual, l2_normalize, rms_norm, rms_norm_in_place, softmax_in_place};
 pub use subnormal::keeps_subnormals;
 pub use weights::{NanScales, Weights, widen};

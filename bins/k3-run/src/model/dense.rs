@@ -79,24 +79,31 @@ impl GatedMlp {
     }
 }
 
+/// Values taken at a time: their results wait on the stack.
+const PIECE: usize = 1024;
+
 /// `up = situ(gate, up)`, split over the pool.
+pub(super) fn situ_in_place(config: &Config, isa: Isa, gate: &[f32], up: &mut [f32]) {
+    use rayon::prelude::*;
+    up.par_chunks_mut(PIECE)
+        .zip(gate.par_chunks(PIECE))
+        .for_each(|(up, gate)| situ_here(config, isa, gate, up));
+}
+
+/// `up = situ(gate, up)` on this thread.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the caps are f32 in the arithmetic"
 )]
-pub(super) fn situ_in_place(config: &Config, isa: Isa, gate: &[f32], up: &mut [f32]) {
-    use rayon::prelude::*;
-    const PIECE: usize = 1024;
+pub(super) fn situ_here(config: &Config, isa: Isa, gate: &[f32], up: &mut [f32]) {
     let betas = (
         config.activation_situ_beta as f32,
         config.activation_situ_linear_beta as f32,
     );
-    up.par_chunks_mut(PIECE)
-        .zip(gate.par_chunks(PIECE))
-        .for_each(|(up, gate)| {
-            let mut piece = [0.0; PIECE];
-            let piece = &mut piece[..up.len()];
-            situ_slice(isa, gate, up, betas, piece);
-            up.copy_from_slice(piece);
-        });
+    let mut piece = [0.0; PIECE];
+    for (up, gate) in up.chunks_mut(PIECE).zip(gate.chunks(PIECE)) {
+        let piece = &mut piece[..up.len()];
+        situ_slice(isa, gate, up, betas, piece);
+        up.copy_from_slice(piece);
+    }
 }

@@ -14,14 +14,16 @@ use rayon::prelude::*;
 use super::{
     ExpertWeights, ModelError, Part,
     attn_res::add_slice,
-    dense::{GatedBuffers, GatedMlp, situ_in_place},
+    dense::{GatedBuffers, GatedMlp, situ_here},
     groups::ExpertGroups,
     matrix::{StepContext, scatter_columns, sized},
     route_into,
     vectors::LayerVectors,
     workspace::Workspace,
 };
-use crate::kernels::{Activations, Isa, NanScales, norm::rms_norm_in_place, par_matmul};
+use crate::kernels::{
+    Activations, Isa, NanScales, norm::rms_norm_in_place, par_matmul, par_matmul_pair,
+};
 
 /// The channel mixer of `layer`: `x` are the normed inputs, `out` becomes `[rows, hidden]`.
 pub(super) fn run(
@@ -149,9 +151,10 @@ impl Experts<'_> {
         let matrix = |index| weights.matrix(index, self.nan_scales);
         let gate = sized(self.gate, width * count);
         let up = sized(self.up, width * count);
-        par_matmul(isa, matrix(0), self.input, gate);
-        par_matmul(isa, matrix(4), self.input, up);
-        situ_in_place(config, isa, gate, up);
+        let gate_up = [matrix(0), matrix(4)];
+        par_matmul_pair(isa, gate_up, self.input, [gate, up], |gate, up| {
+            situ_here(config, isa, gate, up);
+        });
         let output = &mut self.outputs[start * latent..(start + count) * latent];
         if count == 1 {
             self.inner.fill(up, width);

@@ -3,29 +3,19 @@
 //! One row at a time is enough: each block starts from zero, so its sums do not wait for those of the block before, and
 //! the processor works on several blocks at once by itself. (Four rows side by side measured a fifth slower than one.)
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm256_mul_ps, _mm256_set1_ps};
+use std::arch::x86_64::{_mm256_mul_ps, _mm256_set1_ps};
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES};
+use super::super::prefetch::{self, ROWS, SPAN, STREAM_AHEAD, WHOLE};
 use super::super::weights::{GROUP, Weights, half_factors};
 use super::{Lanes, Pair, dense_pair, mxfp4_pairs};
-
-/// How far ahead of the block in hand bytes are asked for: rows are adjacent, so this runs into the next row.
-const AHEAD: usize = 2048;
 
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn matvec(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     let (blocks, cols) = (x.row(0), x.cols());
     match w {
-        Weights::Bf16(bytes) => {
-            for (out, row) in out.iter_mut().zip(bytes.chunks_exact(cols * 2)) {
-                *out = dense_row::<{ BLOCK * 2 }>(row, blocks);
-            }
-        }
-        Weights::F32(bytes) => {
-            for (out, row) in out.iter_mut().zip(bytes.chunks_exact(cols * 4)) {
-                *out = dense_row::<{ BLOCK * 4 }>(row, blocks);
-            }
-        }
+        Weights::Bf16(bytes) => dense::<{ BLOCK * 2 }>(bytes, cols * 2, blocks, out),
+        Weights::F32(bytes) => dense::<{ BLOCK * 4 }>(bytes, cols * 4, blocks, out),
         Weights::Mxfp4 {
             packed,
             scale,
@@ -42,23 +32,51 @@ pub(super) fn matvec(w: Weights<'_>, x: &Activations, out: &mut [f32]) {
     }
 }
 
-/// One row of bf16 or f32, `BYTES` a block, times one vector.
+/// Rows of bf16 or f32, `row_bytes` each and `BYTES` a block, times one vector.
+///
+/// A vector that leaves the first-level cache no room is taken in spans, each by several rows before the next.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dense_row<const BYTES: usize>(row: &[u8], x: &[BlockLines]) -> f32 {
+fn dense<const BYTES: usize>(bytes: &[u8], row_bytes: usize, x: &[BlockLines], out: &mut [f32]) {
+    let blocks = if x.len() > WHOLE { SPAN } else { x.len() };
+    for (out, rows) in out.chunks_mut(ROWS).zip(bytes.chunks(row_bytes * ROWS)) {
+        let mut sums = [Lanes::zero(); ROWS];
+        for (span, x) in x.chunks(blocks).enumerate() {
+            let first = span * blocks * BYTES;
+            let last = row_bytes.min(first + x.len() * BYTES);
+            for (sum, row) in sums.iter_mut().zip(rows.chunks_exact(row_bytes)) {
+                add_span::<BYTES>(&row[first..last], x, row_bytes - (last - first), sum);
+            }
+        }
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = sum.reduce();
+        }
+    }
+}
+
+/// Adds the products of a row's span. What follows it in the order of the work is `jump` bytes past its end.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add_span<const BYTES: usize>(row: &[u8], x: &[BlockLines], jump: usize, sum: &mut Lanes) {
     let (whole, rest) = row.as_chunks::<BYTES>();
-    let mut sum = Lanes::zero();
-    for (bytes, x) in whole.iter().zip(x) {
-        ask_ahead(bytes);
-        sum.carry(dense_block(bytes, x));
+    let mut own = *sum;
+    let near = whole.len().saturating_sub(STREAM_AHEAD / BYTES);
+    for (blocks, x, jump) in [
+        (&whole[..near], &x[..near], 0),
+        (&whole[near..], &x[near..], jump),
+    ] {
+        for (bytes, x) in blocks.iter().zip(x) {
+            prefetch::stream(bytes, jump);
+            own.carry(dense_block(bytes, x));
+        }
     }
     if let Some(x) = x.get(whole.len()) {
         // Zero weights times zero inputs leave every lane as it was: a lane starts at +0, so it is never -0.
         let mut padded = [0; BYTES];
         padded[..rest.len()].copy_from_slice(rest);
-        sum.carry(dense_block(&padded, x));
+        own.carry(dense_block(&padded, x));
     }
-    sum.reduce()
+    *sum = own;
 }
 
 #[inline]
@@ -79,7 +97,7 @@ fn mxfp4_row(packed: &[u8], scale: &[u8], factors: &[f32; 256], x: &[BlockLines]
     let (scale, scale_rest) = scale.as_chunks::<{ BLOCK / GROUP }>();
     let mut sum = Lanes::zero();
     for ((packed, scale), x) in packed.iter().zip(scale).zip(x) {
-        ask_ahead(packed);
+        prefetch::stream(packed, 0);
         sum.carry(mxfp4_block(packed, scale, factors, x));
     }
     if let Some(x) = x.get(packed.len()) {
@@ -116,13 +134,4 @@ fn mxfp4_block(packed: &[u8], scale: &[u8], factors: &[f32; 256], x: &BlockLines
         );
     }
     sum
-}
-
-/// Asks for the bytes [`AHEAD`] of these; past the end of the weights that does nothing.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn ask_ahead<const BYTES: usize>(bytes: &[u8; BYTES]) {
-    for line in bytes.chunks_exact(64) {
-        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
-    }
 }

@@ -10,12 +10,13 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_ps, _mm512_add_pd, _mm512_cvtps_pd,
-    _mm512_loadu_pd, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_pd, _mm512_storeu_ps,
+    __m512, _mm256_loadu_ps, _mm512_add_pd, _mm512_cvtps_pd, _mm512_loadu_pd, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_pd, _mm512_storeu_ps,
 };
 use std::array;
 
 use super::super::activations::{Activations, BLOCK, BlockLines, LANES, Line};
+use super::super::prefetch;
 use super::super::weights::{GROUP, NanScales, half_factors};
 use super::{Lanes, mxfp4_lines};
 
@@ -211,7 +212,7 @@ fn multiply<const N: usize>(
         let scale: [&[u8; GROUPS]; ROWS] = array::from_fn(|r| &w.scale[r][b]);
         let x: [&BlockLines; N] = array::from_fn(|t| &x[t][b]);
         for bytes in packed {
-            ask_ahead(bytes);
+            prefetch::keep::<AHEAD>(bytes);
         }
         let mut tile = [[_mm512_setzero_ps(); ROWS]; N];
         for g in 0..GROUPS {
@@ -349,14 +350,5 @@ impl Sum {
             unsafe { _mm512_loadu_pd(self.0.as_chunks::<8>().0[half].as_ptr()) }
         });
         Lanes([even, odd])
-    }
-}
-
-/// Asks for the bytes [`AHEAD`] of these; past the end of the weights that does nothing.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn ask_ahead<const BYTES: usize>(bytes: &[u8; BYTES]) {
-    for line in bytes.chunks_exact(64) {
-        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD).cast());
     }
 }

@@ -258,6 +258,22 @@ fn mxfp4_is_the_reference_on_every_isa_inside_at_and_beyond_the_range_of_scaled_
 }
 
 #[test]
+fn many_vectors_leave_every_thread_as_much_to_do() {
+    // Rows of an 8 MiB tile of bf16 at the widths of the model, and whole matrices.
+    for num_rows in [124, 341, 585, 1168, 3072, 7168, 12288] {
+        for threads in [2, 3, 8] {
+            let rows = super::task_rows(num_rows, num_rows * 14336, 64, threads);
+            let tasks = num_rows.div_ceil(rows);
+            let most = tasks.div_ceil(threads) * rows;
+            assert!(
+                most * threads <= num_rows + num_rows / 10 + threads * super::PAIR_ROWS,
+                "{num_rows} rows on {threads} threads: {tasks} tasks of {rows}"
+            );
+        }
+    }
+}
+
+#[test]
 fn threads_and_row_splits_change_no_bit() {
     let mut rng = Rng(3);
     for (kind, cols) in [(0, 700), (1, 300), (2, 672)] {
@@ -277,6 +293,16 @@ fn threads_and_row_splits_change_no_bit() {
                     let mut got = vec![f32::NAN; rows * t];
                     pool.install(|| par_matmul(isa, stored.weights(), &x, &mut got));
                     assert_same_bits(&got, &want, &format!("{threads} threads"));
+                    let mut second = got.clone();
+                    let (w, out) = (stored.weights(), [&mut got[..], &mut second[..]]);
+                    pool.install(|| {
+                        par_matmul_pair(isa, [w, w], &x, out, |first, second| {
+                            first.swap_with_slice(second);
+                            second.fill(1.0);
+                        });
+                    });
+                    assert_same_bits(&got, &want, &format!("a pair, {threads} threads"));
+                    assert!(second.iter().all(|value| *value == 1.0));
                 }
                 for split in [1, 5, 6, 7, 64] {
                     let mut got = vec![f32::NAN; rows * t];
