@@ -21,16 +21,16 @@ use std::{
     fs::File,
     io::{self, IsTerminal as _, Read as _, Write},
     path::Path,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use anyhow::{Context as _, bail};
 use k3_shared::{
     direct::{Interpose, Mode},
-    formats::{
-        plan::{LIST_SCHEMA, Plan},
-        trace::TraceHeader,
-    },
+    formats::{plan::Plan, trace::TraceHeader},
     host,
     term::{self, Outcome},
 };
@@ -113,7 +113,8 @@ fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         header,
         status.clone(),
     )?;
-    let mut text = TextOut::new(out, prompt.tokenizer.as_ref(), &said);
+    let writing = Arc::clone(&signals.writing);
+    let mut text = TextOut::new(out, prompt.tokenizer.as_ref(), &said, writing);
     let mut state = engine.new_sequence();
     let mut from = None;
     if let Some(resumed) = resumed {
@@ -159,15 +160,7 @@ fn read_plan(path: Option<&Path>) -> anyhow::Result<Plan> {
             .with_context(|| path.display().to_string())?;
         path.display().to_string()
     };
-    if text.iter().all(u8::is_ascii_whitespace) {
-        bail!("{name}: empty where a plan should be; make one: {HOW}");
-    }
-    let value: serde_json::Value = serde_json::from_slice(&text)
-        .with_context(|| format!("{name}: not a plan; make one: {HOW}"))?;
-    if value.get("schema").and_then(|s| s.as_str()) == Some(LIST_SCHEMA) {
-        bail!("{name}: holds several plans; plan one budget: {HOW}");
-    }
-    serde_json::from_value(value).with_context(|| format!("{name}: not a plan; make one: {HOW}"))
+    Plan::parse(&text).with_context(|| format!("{name}: no plan to run; make one: {HOW}"))
 }
 
 fn isa_named(name: &str) -> Option<Isa> {
@@ -274,11 +267,18 @@ struct TextOut<'a> {
     decoder: Decoder,
     text: String,
     count: usize,
+    /// Set during a write, which lasts as long as the reader likes.
+    writing: Arc<AtomicBool>,
 }
 
 impl<'a> TextOut<'a> {
     /// Text that goes on after `said`, whose last character may lack bytes.
-    fn new(out: &'a mut dyn Write, tokenizer: Option<&'a Tokenizer>, said: &[u32]) -> Self {
+    fn new(
+        out: &'a mut dyn Write,
+        tokenizer: Option<&'a Tokenizer>,
+        said: &[u32],
+        writing: Arc<AtomicBool>,
+    ) -> Self {
         let mut decoder = Decoder::default();
         if let Some(tokenizer) = tokenizer {
             for &id in said {
@@ -291,6 +291,7 @@ impl<'a> TextOut<'a> {
             decoder,
             text: String::new(),
             count: 0,
+            writing,
         }
     }
 
@@ -306,8 +307,14 @@ impl<'a> TextOut<'a> {
 
     fn write(&mut self, piece: &str) -> io::Result<()> {
         self.text.push_str(piece);
-        self.out.write_all(piece.as_bytes())?;
-        self.out.flush()
+        self.put(piece.as_bytes())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.writing.store(true, Ordering::Relaxed);
+        let written = self.out.write_all(bytes).and_then(|()| self.out.flush());
+        self.writing.store(false, Ordering::Relaxed);
+        written
     }
 
     /// Flush what was held back, unless a saved state `goes_on` with it, and end the line; the text, if there is a tokenizer.
@@ -318,8 +325,7 @@ impl<'a> TextOut<'a> {
             std::mem::take(&mut self.decoder).finish()
         };
         // A reader that is gone has had all it wanted; the report is still to be written.
-        let written = self.write(&rest).and_then(|()| self.out.write_all(b"\n"));
-        match written.and_then(|()| self.out.flush()) {
+        match self.write(&rest).and_then(|()| self.put(b"\n")) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
             _ => Ok(self.tokenizer.map(|_| self.text)),
         }
