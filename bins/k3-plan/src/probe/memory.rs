@@ -10,18 +10,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use k3_shared::direct::AlignedBuf;
+
 /// How long each round of arithmetic runs.
 const ARITHMETIC: Duration = Duration::from_millis(150);
-/// How long each reading of memory runs.
-const READING: Duration = Duration::from_millis(120);
 /// Readings in each way; the median counts.
-const ROUNDS: usize = 4;
-/// Memory is streamed over this much a thread, well past any cache, or less where the host has little.
-const MEMORY_BYTES: u64 = 256 << 20;
+const ROUNDS: usize = 3;
+/// Memory read by one thread, or less where the host has little: well past any cache, and much of what there is, since weights fill
+/// memory, and where a virtual machine's memory lies in several places of its host, one may be half as fast as another.
+const MEMORY_BYTES: u64 = 3 << 30;
 /// Values multiplied at once: enough independent products to fill the pipelines, in 12 of 16 registers.
 const LANES: usize = 48;
-/// Words of one step of a loop: 256 bytes.
-const CHUNK: usize = 32;
+/// Bytes of one step of a loop.
+const CHUNK: usize = 256;
 /// Ways to read, of which the best counts. A processor's own prefetching follows one run of addresses only so far ahead; several
 /// runs side by side keep more requests to memory under way. This tool has no unsafe code, and without any cannot ask for
 /// prefetches itself.
@@ -32,29 +33,31 @@ const WAYS: [Way; 4] = [
     side_by_side::<8>,
 ];
 
-type Way = fn(&[[u64; CHUNK]]) -> u64;
+type Way = fn(&[[u8; CHUNK]]) -> u64;
 
-/// Bytes a second that all threads together read from memory, with at most `limit_bytes` of it: the best of a few plain loops.
+/// Bytes a second that all threads together read from memory, with at most a quarter of `limit_bytes` of it: the best of a few plain
+/// loops.
 pub(super) fn memory_speed(threads: usize, limit_bytes: u64) -> f64 {
     let threads = threads.max(1);
     let each = MEMORY_BYTES.min(limit_bytes / 4 / threads as u64);
-    let chunks = usize::try_from(each).unwrap_or(0) / (8 * CHUNK);
-    let turns = ROUNDS * WAYS.len();
+    let each = usize::try_from(each).unwrap_or(0).max(64 * CHUNK);
     let start = Barrier::new(threads);
-    let rates: Vec<Vec<f64>> = thread::scope(|scope| {
+    let rates = thread::scope(|scope| {
         let reader = || {
-            let memory = vec![[1u64; CHUNK]; chunks.max(64)];
+            let mut memory = AlignedBuf::zeroed(each);
+            memory.back_with_memory();
+            let (chunks, _) = memory.as_chunks();
             let one_turn = |turn: usize| {
                 start.wait();
-                rate_of(WAYS[turn % WAYS.len()], &memory)
+                rate_of(WAYS[turn % WAYS.len()], chunks)
             };
-            (0..turns).map(one_turn).collect()
+            (0..ROUNDS * WAYS.len()).map(one_turn).collect()
         };
         let readers: Vec<_> = (0..threads).map(|_| scope.spawn(reader)).collect();
-        readers
-            .into_iter()
-            .map(|reader| reader.join().unwrap_or_default())
-            .collect()
+        let joined = readers.into_iter().map(thread::ScopedJoinHandle::join);
+        joined
+            .map(Result::unwrap_or_default)
+            .collect::<Vec<Vec<f64>>>()
     });
     let of_turn = |turn: usize| -> f64 { rates.iter().filter_map(|of| of.get(turn)).sum() };
     let of_way = |way: usize| {
@@ -66,29 +69,18 @@ pub(super) fn memory_speed(threads: usize, limit_bytes: u64) -> f64 {
     speeds.into_iter().fold(0.0, f64::max)
 }
 
-/// Bytes a second of one thread.
-fn rate_of(read: Way, memory: &[[u64; CHUNK]]) -> f64 {
-    // In parts, so that a slow memory is not read for much longer than asked.
-    let part = memory.len().div_ceil(16).max(1);
+/// Bytes a second of one thread that reads all of this once.
+fn rate_of(read: Way, memory: &[[u8; CHUNK]]) -> f64 {
     let start = Instant::now();
-    let mut done = 0;
-    'all: loop {
-        for part in memory.chunks(part) {
-            black_box(read(part));
-            done += size_of_val(part);
-            if start.elapsed() >= READING {
-                break 'all;
-            }
-        }
-    }
-    done as f64 / start.elapsed().as_secs_f64()
+    black_box(read(memory));
+    size_of_val(memory) as f64 / start.elapsed().as_secs_f64()
 }
 
 /// Combine all words, `RUNS` runs of them side by side.
-fn side_by_side<const RUNS: usize>(chunks: &[[u64; CHUNK]]) -> u64 {
+fn side_by_side<const RUNS: usize>(chunks: &[[u8; CHUNK]]) -> u64 {
     let length = chunks.len() / RUNS;
     let (together, rest) = chunks.split_at(length * RUNS);
-    let runs: [&[[u64; CHUNK]]; RUNS] = std::array::from_fn(|n| &together[n * length..][..length]);
+    let runs: [&[[u8; CHUNK]]; RUNS] = std::array::from_fn(|n| &together[n * length..][..length]);
     let mut sums = [0u64; 8];
     for at in 0..length {
         for run in &runs {
@@ -102,10 +94,10 @@ fn side_by_side<const RUNS: usize>(chunks: &[[u64; CHUNK]]) -> u64 {
 }
 
 #[inline]
-fn add(sums: &mut [u64; 8], chunk: &[u64; CHUNK]) {
-    for words in chunk.as_chunks::<8>().0 {
-        for (sum, word) in sums.iter_mut().zip(words) {
-            *sum ^= word;
+fn add(sums: &mut [u64; 8], chunk: &[u8; CHUNK]) {
+    for words in chunk.as_chunks::<64>().0 {
+        for (sum, word) in sums.iter_mut().zip(words.as_chunks().0) {
+            *sum ^= u64::from_ne_bytes(*word);
         }
     }
 }
@@ -195,10 +187,10 @@ mod tests {
     #[test]
     fn every_way_reads_every_word() {
         for len in [1, 5, 8, 40] {
-            let mut memory = vec![[0u64; CHUNK]; len];
+            let mut memory = vec![[0u8; CHUNK]; len];
             memory[0][0] |= 1;
-            memory[len / 2][17] |= 2;
-            memory[len - 1][CHUNK - 1] |= 4;
+            memory[len / 2][8 * 17] |= 2;
+            memory[len - 1][CHUNK - 8] |= 4;
             for read in WAYS {
                 assert_eq!(read(&memory), 7, "{len}");
             }

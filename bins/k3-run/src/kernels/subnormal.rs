@@ -31,7 +31,9 @@ mod tests {
         const ZERO_OPERANDS: u32 = 1 << 6;
         let set = |control: u32| {
             // SAFETY: all exceptions stay masked; only how this thread rounds tiny numbers changes, and it ends with the test.
-            unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack)) };
+            unsafe {
+                std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack))
+            };
         };
         let noticed = move || {
             for flags in [FLUSH_RESULTS, ZERO_OPERANDS, FLUSH_RESULTS | ZERO_OPERANDS] {
