@@ -7,6 +7,7 @@ pub mod cli;
 pub mod engine;
 pub mod generate;
 pub mod kernels;
+pub mod live;
 pub mod model;
 pub mod observe;
 mod prompt;
@@ -15,6 +16,8 @@ pub mod sampler;
 pub mod saved;
 mod signals;
 pub mod store;
+mod summary;
+mod text;
 pub mod tokenizer;
 
 use std::{
@@ -39,12 +42,14 @@ pub use cli::{Cli, IsaChoice};
 use engine::{Engine, EngineOptions};
 use generate::{GenerateError, Generated, Hooks, Request, generate_from};
 use kernels::{Isa, NanScales};
+use live::{Goal, Screen};
 use observe::RunObserver;
 use prompt::Prompt;
 use report::{Finish, Report, StateReport};
 use saved::{Resumed, SavedError, Saver};
 use signals::Signals;
-use tokenizer::{Decoder, Tokenizer};
+use text::TextOut;
+use tokenizer::Tokenizer;
 
 /// Run the tool: the generated text goes to `out`, all else to stderr and the files asked for.
 ///
@@ -52,8 +57,16 @@ use tokenizer::{Decoder, Tokenizer};
 /// On wrong usage, and on files or a machine that cannot serve. A run that stops rather than print a wrong token, and a
 /// refused plan, are [`Outcome::Negative`].
 pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
+    run_on(cli, &Interpose::default(), out)
+}
+
+/// As [`run`], with `disk` between the files and the disk: how tests make one slow.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(cli: &Cli, disk: &Interpose, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     term::init_log(cli.quiet, cli.verbose);
-    match run_plan(cli, out) {
+    match run_plan(cli, disk, out) {
         Err(error) if is_refused_state(&error) => {
             log::error!("{error:#}");
             Ok(Outcome::Negative)
@@ -68,11 +81,11 @@ fn is_refused_state(error: &anyhow::Error) -> bool {
         .is_some_and(SavedError::is_refusal)
 }
 
-fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
+fn run_plan(cli: &Cli, disk: &Interpose, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     let signals = Signals::catch(cli.state.state.is_some())?;
     let plan = read_plan(cli.plan.as_deref())?;
     let prompt = Prompt::open(cli, &plan.model_dir)?;
-    let options = engine_options(cli, Arc::clone(&signals.interrupt))?;
+    let options = engine_options(cli, disk, Arc::clone(&signals.interrupt))?;
     observe::check_writable(&cli.outputs)?;
     let mut engine = match Engine::open(plan, &options) {
         Ok(engine) => engine,
@@ -104,16 +117,25 @@ fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         top_k: u32::try_from(config.moe.num_experts_per_token)?,
         expert_bytes: config.moe.expert_bytes(),
     };
-    let status = term::status_line(cli.quiet);
+    let screen = Screen::detect(cli.quiet);
+    let goal = Goal {
+        prompt_tokens: request.prompt_ids.len(),
+        computed_tokens: before
+            .map(|h| usize::try_from(h.position))
+            .transpose()?
+            .unwrap_or(0),
+        num_tokens: request.num_tokens,
+        num_layers: engine.plan().num_layers,
+        seconds_per_token: engine.plan().predicted.seconds_per_token,
+    };
     let mut observer = RunObserver::open(
         &cli.outputs,
         &request.prompt_ids,
         config.vocab_size,
-        engine.plan().num_layers,
         header,
-        status.clone(),
+        (screen.clone(), goal),
     )?;
-    let mut text = TextOut::new(out, prompt.tokenizer.as_ref(), &said);
+    let mut text = TextOut::new(out, screen, prompt.tokenizer.as_ref(), &said);
     let mut state = engine.new_sequence();
     let mut from = None;
     if let Some(resumed) = resumed {
@@ -122,7 +144,7 @@ fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     }
     let hooks = Hooks {
         observer: &mut observer,
-        emit: &mut |id| status.suspend(|| text.push(id)),
+        emit: &mut |id| text.push(id),
         save: &mut saver,
     };
     let generated = generate_from(&mut engine, state, &request, &mut sampler, hooks);
@@ -174,7 +196,11 @@ fn isa_named(name: &str) -> Option<Isa> {
     Isa::available().into_iter().find(|isa| isa.name() == name)
 }
 
-fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<EngineOptions> {
+fn engine_options(
+    cli: &Cli,
+    disk: &Interpose,
+    interrupt: Arc<AtomicUsize>,
+) -> anyhow::Result<EngineOptions> {
     let engine = &cli.engine;
     if !(engine.mla_norm_eps > 0.0 && engine.mla_norm_eps.is_finite()) {
         bail!(
@@ -200,7 +226,7 @@ fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<Engi
         } else {
             Mode::Auto
         },
-        interpose: Interpose::default(),
+        interpose: disk.clone(),
         verify: engine.verify(),
         mla_norm_eps: engine.mla_norm_eps,
         nan_scales: if engine.allow_nan_scales {
@@ -267,65 +293,6 @@ fn stop_ids(cli: &Cli, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Vec<u3
         .collect()
 }
 
-/// Prints what is generated as it comes: whole characters, or ids where there is no tokenizer.
-struct TextOut<'a> {
-    out: &'a mut dyn Write,
-    tokenizer: Option<&'a Tokenizer>,
-    decoder: Decoder,
-    text: String,
-    count: usize,
-}
-
-impl<'a> TextOut<'a> {
-    /// Text that goes on after `said`, whose last character may lack bytes.
-    fn new(out: &'a mut dyn Write, tokenizer: Option<&'a Tokenizer>, said: &[u32]) -> Self {
-        let mut decoder = Decoder::default();
-        if let Some(tokenizer) = tokenizer {
-            for &id in said {
-                decoder.push(tokenizer, id);
-            }
-        }
-        Self {
-            out,
-            tokenizer,
-            decoder,
-            text: String::new(),
-            count: 0,
-        }
-    }
-
-    fn push(&mut self, id: u32) -> io::Result<()> {
-        let piece = match self.tokenizer {
-            Some(tokenizer) => self.decoder.push(tokenizer, id),
-            None if self.count == 0 => id.to_string(),
-            None => format!(",{id}"),
-        };
-        self.count += 1;
-        self.write(&piece)
-    }
-
-    fn write(&mut self, piece: &str) -> io::Result<()> {
-        self.text.push_str(piece);
-        self.out.write_all(piece.as_bytes())?;
-        self.out.flush()
-    }
-
-    /// Flush what was held back, unless a saved state `goes_on` with it, and end the line; the text, if there is a tokenizer.
-    fn finish(mut self, goes_on: bool) -> io::Result<Option<String>> {
-        let rest = if goes_on {
-            String::new()
-        } else {
-            std::mem::take(&mut self.decoder).finish()
-        };
-        // A reader that is gone has had all it wanted; the report is still to be written.
-        let written = self.write(&rest).and_then(|()| self.out.write_all(b"\n"));
-        match written.and_then(|()| self.out.flush()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-            _ => Ok(self.tokenizer.map(|_| self.text)),
-        }
-    }
-}
-
 /// Write the report and say how it went.
 fn finish(
     cli: &Cli,
@@ -368,7 +335,7 @@ fn finish(
         text.push(b'\n');
         term::write_atomic(path, &text)?;
     }
-    log::info!("{}", report.summary());
+    log::info!("{}", summary::summary(&report, plan));
     if let Some(state) = &report.saved {
         log::info!(
             "saved {} of {} tokens; go on with: k3-run --resume {}",
