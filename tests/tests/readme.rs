@@ -50,7 +50,9 @@ fn fenced(text: &str, language: &str) -> Vec<String> {
 /// The commands, without comments.
 fn commands(text: &str) -> Vec<String> {
     let lines = fenced(text, "sh");
-    let commands = lines.iter().map(|line| line.split(" #").next().unwrap().trim());
+    let commands = lines
+        .iter()
+        .map(|line| line.split(" #").next().unwrap().trim());
     let commands = commands.filter(|line| !line.is_empty() && !line.starts_with('#'));
     commands.map(str::to_owned).collect()
 }
@@ -76,7 +78,9 @@ impl Home {
 
     /// Run a command as it is printed, in that home; measuring its disk would take longer than everything else.
     fn run(&self, line: &str) -> Done {
-        let line = line.replace("--probe", "--disk-speed 3G").replace("/mnt/", "./");
+        let line = line
+            .replace("--probe", "--disk-speed 3G")
+            .replace("/mnt/", "./");
         let path = format!("{}:/usr/bin:/bin", bin_dir().display());
         let home = self.fixture.path("");
         let mut command = Command::new("sh");
@@ -89,7 +93,13 @@ impl Home {
 /// Packages and targets by kind: `package`, `bin`, `example`, `bench`, `test`.
 fn cargo_targets() -> BTreeSet<(String, String)> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
         .current_dir(root())
         .output()
         .unwrap();
@@ -108,7 +118,10 @@ fn cargo_targets() -> BTreeSet<(String, String)> {
 
 /// Whether what a cargo command names is there; building it is what this test is part of.
 fn check_cargo(line: &str, targets: &BTreeSet<(String, String)>) -> Result<(), String> {
-    let words: Vec<&str> = line.split_whitespace().skip_while(|w| w.contains('=')).collect();
+    let words: Vec<&str> = line
+        .split_whitespace()
+        .skip_while(|w| w.contains('='))
+        .collect();
     let known = ["build", "test", "bench", "run"];
     if words[0] != "cargo" || !known.contains(&words[1]) {
         return Err(format!("{line}: not a command of cargo"));
@@ -167,7 +180,11 @@ fn every_command_does_what_it_did_when_it_was_written() {
 #[test]
 fn a_command_that_was_renamed_is_found() {
     let (home, targets) = (Home::new(), cargo_targets());
-    let good = ["k3-census -q ~/k3model -o c.json", "make -C pipelines demo", "cargo bench -p k3-run --bench kernels"];
+    let good = [
+        "k3-census -q ~/k3model -o c.json",
+        "make -C pipelines demo",
+        "cargo bench -p k3-run --bench kernels",
+    ];
     for line in good {
         check(line, &home, &targets).unwrap();
     }
@@ -194,7 +211,16 @@ fn known_flags() -> BTreeSet<String> {
         flags.extend(long.map(|long| format!("--{long}")));
     }
     // Of cargo, and of a test binary.
-    let others = ["--workspace", "--release", "--bins", "--locked", "--bench", "--example", "--ignored", "--test"];
+    let others = [
+        "--workspace",
+        "--release",
+        "--bins",
+        "--locked",
+        "--bench",
+        "--example",
+        "--ignored",
+        "--test",
+    ];
     flags.extend(others.map(str::to_owned));
     flags
 }
@@ -207,7 +233,8 @@ fn flags_in(text: &str) -> BTreeSet<String> {
     });
     let names = starts.map(|(at, _)| {
         let rest = text[at + 2..].chars();
-        rest.take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect::<String>()
+        rest.take_while(|c| c.is_ascii_alphanumeric() || *c == '-')
+            .collect::<String>()
     });
     let names = names.filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase()));
     names.map(|name| format!("--{name}")).collect()
@@ -226,11 +253,23 @@ fn every_flag_exists() {
 /// Words in backquotes and targets of links that lie in a folder of this tree.
 fn paths_in(text: &str) -> BTreeSet<String> {
     let quoted = text.split('`').skip(1).step_by(2);
-    let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let links = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
     let words = quoted.flat_map(str::split_whitespace).chain(links);
-    let folders = ["bins/", "shared/", "manifests/", "pipelines/", "tests/", ".ci/"];
+    let folders = [
+        "bins/",
+        "shared/",
+        "manifests/",
+        "pipelines/",
+        "tests/",
+        ".ci/",
+    ];
     let words = words.filter(|word| folders.iter().any(|folder| word.starts_with(folder)));
-    words.map(|word| word.trim_end_matches([',', '.']).to_owned()).collect()
+    words
+        .map(|word| word.trim_end_matches([',', '.']).to_owned())
+        .collect()
 }
 
 #[test]
@@ -256,7 +295,11 @@ fn every_pipeline_named_in_the_text_is_a_target() {
     let named: BTreeSet<String> = named.filter(|name| !name.is_empty()).collect();
     assert!(named.len() > 8, "{named:?}");
     for target in named {
-        let variables = if target == "fetch" || target == "conform" { " MODEL=m" } else { "" };
+        let variables = if target == "fetch" || target == "conform" {
+            " MODEL=m"
+        } else {
+            ""
+        };
         check_make(&format!("make -C pipelines {target}{variables}")).unwrap();
     }
 }
@@ -266,7 +309,10 @@ fn tables_are_what_programs_write_today() {
     let text = text();
     let (updated, count) = readme::update(&text, &root()).unwrap();
     assert!(count >= 6, "only {count} blocks");
-    let same = text.lines().zip(updated.lines()).find(|(old, new)| old != new);
+    let same = text
+        .lines()
+        .zip(updated.lines())
+        .find(|(old, new)| old != new);
     assert!(same.is_none(), "run: make -C pipelines readme\n{same:#?}");
     assert_eq!(text.lines().count(), updated.lines().count());
 }
@@ -277,7 +323,11 @@ fn a_block_is_written_anew_and_a_broken_one_is_an_error() {
     let (updated, count) = readme::update(block, &root()).unwrap();
     assert_eq!(count, 1);
     assert!(updated.contains("--budget SIZE") && !updated.contains("whatever"));
-    for bad in ["<!-- flags k3-plan -->\n", "<!-- flags k3-gone -->\n<!-- end -->\n", "<!-- from no/rows -->\n<!-- end -->\n"] {
+    for bad in [
+        "<!-- flags k3-plan -->\n",
+        "<!-- flags k3-gone -->\n<!-- end -->\n",
+        "<!-- from no/rows -->\n<!-- end -->\n",
+    ] {
         assert!(readme::update(bad, &root()).is_err(), "{bad}");
     }
 }
@@ -285,7 +335,10 @@ fn a_block_is_written_anew_and_a_broken_one_is_an_error() {
 /// What tools print, in the first column of the table of symptoms.
 fn messages_in(text: &str) -> Vec<String> {
     let table = text.split("| what you see |").nth(1).unwrap();
-    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let rows = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
     let first = rows.map(|row| row.split('|').nth(1).unwrap());
     let quoted = first.flat_map(|cell| cell.split('`').skip(1).step_by(2));
     quoted.map(str::to_owned).collect()
@@ -311,6 +364,9 @@ fn every_message_among_the_symptoms_is_one_that_a_tool_has() {
     }
     let messages = messages_in(&text());
     assert!(messages.len() >= 6, "{messages:?}");
-    let unknown: Vec<_> = messages.iter().filter(|m| !code.contains(m.as_str())).collect();
+    let unknown: Vec<_> = messages
+        .iter()
+        .filter(|m| !code.contains(m.as_str()))
+        .collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }

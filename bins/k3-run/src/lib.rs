@@ -1,7 +1,13 @@
-//! Generates tokens from a plan, a trunk and the experts in the shards.
+//! `k3-run`: generates tokens from a plan, a trunk and the experts in the shards.
 //!
-//! [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights from disk,
-//! [`engine`] opens a plan, [`mod@generate`] runs it.
+//! From below: [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights
+//! from disk, [`engine`] opens a plan, [`mod@generate`] runs it. Around that: [`tokenizer`] and [`sampler`] make text, [`saved`]
+//! keeps a sequence for another day, [`observe`] what was asked to be kept of a run, [`live`] shows where it is, [`report`] says
+//! how it went.
+//!
+//! Two promises shape it. Ids and logits are the same bits under every plan, thread count and instruction set, so every sum has
+//! one order, written down in [`kernels`]. And memory is what the plan's ledger says, so a step allocates nothing and reads go
+//! into buffers that were counted. Start with [`model::WeightSource`], the seam between arithmetic and disk.
 
 pub mod cli;
 pub mod engine;

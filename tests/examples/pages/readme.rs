@@ -37,7 +37,9 @@ pub(crate) fn update(text: &str, root: &Path) -> anyhow::Result<(String, usize)>
 
 /// What belongs under a line, if the line begins a block.
 fn block(line: &str, root: &Path) -> anyhow::Result<Option<String>> {
-    let inner = line.strip_prefix("<!-- ").and_then(|l| l.strip_suffix(" -->"));
+    let inner = line
+        .strip_prefix("<!-- ")
+        .and_then(|l| l.strip_suffix(" -->"));
     let Some((kind, what)) = inner.and_then(|inner| inner.split_once(' ')) else {
         return Ok(None);
     };
@@ -79,7 +81,12 @@ fn flags(command: &Command) -> String {
         let values = arg.get_value_names().filter(|_| takes).unwrap_or_default();
         let values = values.iter().map(|v| format!(" {v}")).collect::<String>();
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let _ = writeln!(text, "  {:<28} {}", format!("{names}{values}"), brief(&help));
+        let _ = writeln!(
+            text,
+            "  {:<28} {}",
+            format!("{names}{values}"),
+            brief(&help)
+        );
     }
     text + "```\n"
 }
@@ -93,9 +100,13 @@ fn brief(help: &str) -> String {
 
 /// Budgets down, disk speeds across.
 fn plans(speeds: &[&str]) -> anyhow::Result<String> {
-    let made: Vec<Plans> = speeds.iter().map(|speed| plan(speed)).collect::<Result<_, _>>()?;
+    let made: Vec<Plans> = speeds
+        .iter()
+        .map(|speed| plan(speed))
+        .collect::<Result<_, _>>()?;
     let first = made.first().context("no disk speed")?;
-    let mut text = String::from("| budget | trunk and head in memory | expert slots | read for a token |");
+    let mut text =
+        String::from("| budget | trunk and head in memory | expert slots | read for a token |");
     for speed in speeds {
         let speed: Bytes = speed.parse()?;
         let _ = write!(text, " s/token at {:.0} GB/s |", speed.0 as f64 / 1e9);
@@ -115,7 +126,10 @@ fn plans(speeds: &[&str]) -> anyhow::Result<String> {
             Bytes(read)
         );
         for plans in &made {
-            let seconds = plans.plans.get(index).and_then(|p| p.predicted.seconds_per_token);
+            let seconds = plans
+                .plans
+                .get(index)
+                .and_then(|p| p.predicted.seconds_per_token);
             let _ = write!(text, " {:.1} |", seconds.context("no time was predicted")?);
         }
         text.push('\n');
@@ -126,7 +140,9 @@ fn plans(speeds: &[&str]) -> anyhow::Result<String> {
 /// Plans of the release on a machine that is named whole, so that the table is the same wherever it is made.
 fn plan(disk_speed: &str) -> anyhow::Result<Plans> {
     let line = "k3-plan -q --census kimi-k3 --threads 8 --memory-speed 40G --probe-cache none";
-    let line = line.split(' ').chain(["--budget", BUDGETS, "--disk-speed", disk_speed]);
+    let line = line
+        .split(' ')
+        .chain(["--budget", BUDGETS, "--disk-speed", disk_speed]);
     let mut out = Vec::new();
     k3_plan::run(&k3_plan::Cli::try_parse_from(line)?, &mut out)?;
     Ok(serde_json::from_slice(&out)?)
