@@ -1,8 +1,8 @@
 //! The live line of a run on a terminal: what is computed, how fast, and how long it will go on.
 //!
-//! It is drawn between layers, at most [`DRAWS_PER_SECOND`] times a second, by the thread that computes: no other thread wakes
+//! It is drawn between layers, at most 20 times a second, by the thread that computes: no other thread wakes
 //! for it, and where there is nothing to draw on a layer costs one comparison. Text that goes to the same terminal stays whole:
-//! see [`below`].
+//! see the module `below`.
 
 mod below;
 mod line;

@@ -29,7 +29,7 @@ pub(crate) fn update(text: &str, root: &Path) -> anyhow::Result<(String, usize)>
             continue;
         };
         ensure!(lines.any(|line| line == END), "{line}: no {END} after it");
-        let _ = write!(out, "{block}{END}\n");
+        let _ = writeln!(out, "{block}{END}");
         count += 1;
     }
     Ok((out, count))
