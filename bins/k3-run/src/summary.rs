@@ -66,7 +66,8 @@ fn bound(report: &Report) -> String {
         limit.flops_per_second,
     ) {
         (BoundBy::Disk, ..) => {
-            let reading = percent(spent.reading_seconds);
+            // Reads ahead also go on between steps, whose time is not in the sum.
+            let reading = percent(spent.reading_seconds).min(100.0);
             format!("{waited}; reads in flight {reading:.1} %")
         }
         (BoundBy::Memory, Some(rate), _) => {

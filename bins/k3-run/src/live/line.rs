@@ -29,7 +29,7 @@ pub(super) struct View {
 }
 
 /// Cells of the bar at most and at least; a shorter one says nothing.
-const BAR: (usize, usize) = (30, 8);
+const BAR: (usize, usize) = (30, 5);
 
 impl View {
     /// At most `width` columns, all ASCII. The bar goes first where there is no room, then hits, speed, layer.
