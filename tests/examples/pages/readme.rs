@@ -105,8 +105,7 @@ fn plans(speeds: &[&str]) -> anyhow::Result<String> {
         .map(|speed| plan(speed))
         .collect::<Result<_, _>>()?;
     let first = made.first().context("no disk speed")?;
-    let mut text =
-        String::from("| budget | trunk in memory | expert slots | read for a token |");
+    let mut text = String::from("| budget | trunk in memory | expert slots | read for a token |");
     for speed in speeds {
         let speed: Bytes = speed.parse()?;
         let _ = write!(text, " s/token at {:.0} GB/s |", speed.0 as f64 / 1e9);
