@@ -84,7 +84,7 @@ fn bound(report: &Report) -> String {
                 rate / 1e9
             )
         }
-        _ => format!("{waited} (memory or arithmetic: k3-plan --probe)"),
+        _ => format!("{waited} (on what? k3-plan --probe)"),
     };
     format!("bound by {}: {why}", report.totals.bound_by)
 }

@@ -79,14 +79,11 @@ fn flags(command: &Command) -> String {
         };
         let takes = arg.get_action().takes_values();
         let values = arg.get_value_names().filter(|_| takes).unwrap_or_default();
-        let values = values.iter().map(|v| format!(" {v}")).collect::<String>();
+        let names = values
+            .iter()
+            .fold(names, |names, value| format!("{names} {value}"));
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "  {:<28} {}",
-            format!("{names}{values}"),
-            brief(&help)
-        );
+        let _ = writeln!(text, "  {names:<28} {}", brief(&help));
     }
     text + "```\n"
 }
