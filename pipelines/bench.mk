@@ -8,6 +8,7 @@ SEED ?= 1
 
 POLICIES ?= lru lfu layer-distance layer-quota s3-fifo sieve w-tinylfu static-pin reuse-odds
 PREDICT_BUDGETS ?= 1G 3G 6G 9G 16G
+PREDICT_ROUNDS ?= 3
 
 .PHONY: bench-resident bench-streamed budgets predict counters bench-simcache
 
@@ -26,10 +27,10 @@ bench-streamed: build
 budgets: build
 	@SLICE='$(SLICE)' COUNT='$(BUDGETS)' SEED='$(SEED)' scripts/budgets.sh
 
-#: predict       a slice at several budgets: what plans predict, the machine measured before each, against the run.
-#:               SLICE=5 PREDICT_BUDGETS='1G 3G 6G 9G 16G' BENCH_GEN=24
+#: predict       a slice at several budgets: what plans predict, the machine measured before each, against the run; medians.
+#:               SLICE=5 PREDICT_BUDGETS='1G 3G 6G 9G 16G' PREDICT_ROUNDS=3 BENCH_GEN=24
 predict: build
-	@SLICE='$(SLICE)' BUDGETS='$(PREDICT_BUDGETS)' GEN='$(BENCH_GEN)' scripts/predict.sh
+	@SLICE='$(SLICE)' BUDGETS='$(PREDICT_BUDGETS)' ROUNDS='$(PREDICT_ROUNDS)' GEN='$(BENCH_GEN)' scripts/predict.sh
 
 #: counters      a slice under every policy at 8 cache sizes: the run's requests and hits are those of its replay. SLICE=5
 counters: build

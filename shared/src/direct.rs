@@ -156,6 +156,15 @@ impl DirectFile {
         let (direct, refusal) = match direct {
             None => (None, None),
             Some(Ok(file)) => (Some(file), None),
+            Some(Err(source)) if is_full(&source) => {
+                return Err(DirectError::Full {
+                    path: path.to_owned(),
+                    offset: 0,
+                    wanted: ALIGN,
+                    got: 0,
+                    source,
+                });
+            }
             Some(Err(source)) if mode == Mode::Direct || !is_refusal(&source) => {
                 return Err(DirectError::Refused {
                     path: path.to_owned(),
@@ -332,21 +341,22 @@ impl DirectFile {
         source: io::Error,
     ) -> DirectError {
         let path = self.path.clone();
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => DirectError::Full {
+        if is_full(&source) {
+            DirectError::Full {
                 path,
                 offset,
                 wanted,
                 got,
                 source,
-            },
-            _ => DirectError::Write {
+            }
+        } else {
+            DirectError::Write {
                 path,
                 offset,
                 wanted,
                 got,
                 source,
-            },
+            }
         }
     }
 
@@ -438,6 +448,13 @@ fn open_direct(
         .open(path)?;
     probe(&file)?;
     Ok(file)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// Whether an error says that direct transfers, or this alignment, are not had here, rather than that the file is bad.

@@ -1,10 +1,11 @@
 //! Terminal habits: outcomes and exit codes, atomic output files, progress and log on stderr.
 
 mod atomic_file;
+mod named_write;
 
 use std::{
     error::Error,
-    io::{self, IsTerminal as _},
+    io::{self, IsTerminal as _, Write as _},
     path::Path,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
@@ -12,7 +13,10 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-pub use self::atomic_file::{AtomicFile, write_atomic};
+pub use self::{
+    atomic_file::{AtomicFile, write_atomic},
+    named_write::NamedWrite,
+};
 
 /// How a tool ended, short of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +32,6 @@ pub enum Outcome {
 /// Turn the result of a tool's `run` into its exit code, printing an error once, on stderr.
 ///
 /// A closed pipe is a success: the reader has had all it wanted.
-#[expect(
-    clippy::print_stderr,
-    reason = "the one place where a tool's error reaches its user"
-)]
 pub fn exit<E: AsRef<dyn Error + 'static>>(tool: &str, result: Result<Outcome, E>) -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -39,10 +39,15 @@ pub fn exit<E: AsRef<dyn Error + 'static>>(tool: &str, result: Result<Outcome, E
         Ok(Outcome::Interrupted(signal)) => ExitCode::from(128u8.saturating_add(signal)),
         Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{tool}: {}", chain(error.as_ref()));
+            say(format_args!("{tool}: {}", chain(error.as_ref())));
             ExitCode::from(2)
         }
     }
+}
+
+/// Write a line to stderr. Where nobody reads it there is nobody to tell: `eprintln!` would end the process with a panic.
+fn say(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// An error and its sources on one line; a source that a message before it already tells is not told again.
@@ -129,7 +134,6 @@ impl log::Log for StderrLog {
         true
     }
 
-    #[expect(clippy::print_stderr, reason = "this is the log's outlet")]
     fn log(&self, record: &log::Record<'_>) {
         let line = match record.level() {
             level @ (log::Level::Error | log::Level::Warn) => {
@@ -140,7 +144,7 @@ impl log::Log for StderrLog {
         let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match sink {
             Some(sink) => sink(&line),
-            None => eprintln!("{line}"),
+            None => say(format_args!("{line}")),
         }
     }
 

@@ -177,13 +177,9 @@ pub fn trunk_tiles(
             stored_as,
         ));
         for tensor in layer_matrices(config, layer) {
-            let unit = match tensor {
-                LayerTensor::MlaKvB => config.mla.kv_b_rows_per_head(),
-                _ => ROW_UNIT,
-            };
             cut(
                 TensorRole::Layer(layer, tensor),
-                unit,
+                row_unit(config, tensor),
                 tile_bytes,
                 stored_as,
                 &mut tiles,
@@ -227,6 +223,70 @@ fn group(roles: impl Iterator<Item = TensorRole>, stored_as: StoredAs<'_>) -> Ti
     TileSpec { parts }
 }
 
+/// How many tiles [`trunk_tiles`] cuts, told without cutting them: a record may claim sizes that no memory holds the tiles of.
+pub fn count_trunk_tiles(
+    config: &Config,
+    layers: usize,
+    tile_bytes: u64,
+    stored_as: StoredAs<'_>,
+) -> usize {
+    let matrix = |role: TensorRole, unit: usize| {
+        let cut = Cut::of(role, unit, tile_bytes, stored_as);
+        cut.rows.div_ceil(cut.share)
+    };
+    let layer = |layer: LayerIdx| {
+        let matrices = layer_matrices(config, layer);
+        let tiles = matrices
+            .iter()
+            .map(|&tensor| matrix(TensorRole::Layer(layer, tensor), row_unit(config, tensor)));
+        1 + tiles.sum::<usize>()
+    };
+    config.layers().take(layers).map(layer).sum::<usize>()
+        + 1
+        + matrix(TensorRole::OutputHead, ROW_UNIT)
+}
+
+/// Rows that are never cut apart.
+fn row_unit(config: &Config, tensor: LayerTensor) -> usize {
+    match tensor {
+        LayerTensor::MlaKvB => config.mla.kv_b_rows_per_head(),
+        _ => ROW_UNIT,
+    }
+}
+
+/// How the rows of a matrix are cut.
+struct Cut {
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+    /// Rows of every tile but perhaps the last.
+    share: usize,
+}
+
+impl Cut {
+    fn of(role: TensorRole, unit: usize, tile_bytes: u64, stored_as: StoredAs<'_>) -> Self {
+        let (dtype, shape) = stored_as(role);
+        let rows = shape.first().copied().unwrap_or(0);
+        let cols = shape.get(1..).unwrap_or(&[]).iter().product::<usize>();
+        let row_bytes = cols as u64 * dtype.bytes() as u64;
+        let fit = usize::try_from(tile_bytes / row_bytes.max(1))
+            .unwrap_or(rows)
+            .min(rows);
+        let most = (fit / unit * unit).max(unit);
+        // Equal shares, so that no tile is a sliver; whole units, so that no head is torn.
+        let share = rows
+            .div_ceil(rows.div_ceil(most).max(1))
+            .max(1)
+            .next_multiple_of(unit);
+        Self {
+            dtype,
+            rows,
+            cols,
+            share,
+        }
+    }
+}
+
 fn cut(
     role: TensorRole,
     unit: usize,
@@ -234,19 +294,12 @@ fn cut(
     stored_as: StoredAs<'_>,
     tiles: &mut Vec<TileSpec>,
 ) {
-    let (dtype, shape) = stored_as(role);
-    let rows = shape.first().copied().unwrap_or(0);
-    let cols = shape.get(1..).unwrap_or(&[]).iter().product::<usize>();
-    let row_bytes = cols as u64 * dtype.bytes() as u64;
-    let fit = usize::try_from(tile_bytes / row_bytes.max(1))
-        .unwrap_or(rows)
-        .min(rows);
-    let most = (fit / unit * unit).max(unit);
-    // Equal shares, so that no tile is a sliver; whole units, so that no head is torn.
-    let share = rows
-        .div_ceil(rows.div_ceil(most).max(1))
-        .max(1)
-        .next_multiple_of(unit);
+    let Cut {
+        dtype,
+        rows,
+        cols,
+        share,
+    } = Cut::of(role, unit, tile_bytes, stored_as);
     let mut first = 0;
     while first < rows {
         let end = rows.min(first + share);
@@ -280,6 +333,15 @@ mod tests {
             .filter(|t| t.class() == class)
             .map(TileSpec::raw_bytes)
             .sum()
+    }
+
+    #[test]
+    fn tiles_are_counted_as_they_are_cut() {
+        for tile_bytes in [1, 4096, 1 << 20, DEFAULT_TILE_BYTES, u64::MAX] {
+            let (config, tiles) = release_tiles(tile_bytes);
+            let count = count_trunk_tiles(&config, 93, tile_bytes, &as_released(&config));
+            assert_eq!(count, tiles.len());
+        }
     }
 
     #[test]

@@ -8,7 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use k3_shared::direct::{DirectError, DirectFile, Mode};
+use k3_shared::{
+    direct::{DirectError, DirectFile, Mode},
+    formats::trunk::{EMBEDDING_NAME, FILE_NAME},
+};
 use rustix::{
     fs::{FlockOperation, flock, statvfs},
     io::Errno,
@@ -95,6 +98,25 @@ pub(crate) fn lock_all(
         folders.push(LockedFolder::exclusive(path)?);
     }
     Ok(folders)
+}
+
+/// Remove what killed packers left of records in a folder: the lock says that no packer is at work there but this one. Data files need
+/// none of this, their temporary names being always the same.
+pub(crate) fn remove_leftovers(folder: &LockedFolder) {
+    let Ok(entries) = fs::read_dir(&folder.path) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let is_record = [FILE_NAME, EMBEDDING_NAME]
+            .iter()
+            .any(|record| name.starts_with(&format!(".{record}")));
+        if is_record && entry.path().extension().is_some_and(|e| e == PARTIAL) {
+            // One that stays is in nobody's way but the disk's.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// One file to be written.
@@ -188,8 +210,13 @@ impl PartialFile {
     /// # Errors
     /// If the file cannot be made.
     pub(crate) fn create(target: &Path, mode: Mode) -> Result<Self, DirectError> {
+        let path = partial_path(target);
+        let file = DirectFile::create(&path, mode).inspect_err(|_| {
+            // As when dropped: it may be there, and failed its trial.
+            let _ = fs::remove_file(&path);
+        })?;
         Ok(Self {
-            file: DirectFile::create(&partial_path(target), mode)?,
+            file,
             target: target.to_owned(),
             published: false,
         })

@@ -23,6 +23,7 @@ use crate::{
     error::PackError,
     folders::{
         Demand, LockedFolder, PartialFile, Room, check_space, folder_error, lock_all, remove,
+        remove_leftovers,
     },
     layout::{Placed, place},
     pool::{Ended, Pool},
@@ -109,6 +110,9 @@ impl Job {
         }
         let folders = lock_all(&cli.trunk_dir, &cli.stripe)?;
         refuse_existing(&folders, cli.force)?;
+        if let Some(trunk_dir) = folders.first() {
+            remove_leftovers(trunk_dir);
+        }
         let weights = weights(cli, &folders)?;
         let tile_bytes = cli.tile_bytes.0;
         let (tiles, lens) = place(source.tiles(tile_bytes), &weights);

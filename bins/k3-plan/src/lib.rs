@@ -286,6 +286,7 @@ impl Planner<'_> {
             trunk_files: source.trunk_files.clone(),
             expert_dirs: source.expert_dirs.clone(),
             expert_digests: source.expert_digests.clone(),
+            experts_verified: source.expert_digests.is_some(),
             identity: source.identity.clone(),
             num_layers: source.num_layers,
             predicted: Predicted {

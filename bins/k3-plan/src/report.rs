@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use comfy_table::{Cell, CellAlignment, Table};
-use k3_shared::{formats::plan::Plan, host::Host, size::Bytes};
+use k3_shared::{formats::plan::Plan, host::Host, size::Bytes, term::shell};
 
 use crate::{
     budget::{PRESETS, auto_bytes},
@@ -69,6 +69,13 @@ fn per_token(plan: &Plan, hits: Hits, note: &str) -> String {
         plan.queue_depth,
         Bytes(plan.read_bytes)
     );
+    if !plan.experts_verified {
+        let _ = writeln!(
+            text,
+            "experts_verified: false; digests to check experts by are made with: k3-census --hash --experts {}",
+            shell(&plan.model_dir)
+        );
+    }
     if let Some(measured) = &plan.probe {
         let _ = writeln!(text, "{} ({note})", probe::summary(measured));
     }

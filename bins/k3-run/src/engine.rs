@@ -2,6 +2,7 @@
 
 use std::{
     marker::PhantomData,
+    path::PathBuf,
     sync::{Arc, atomic::AtomicUsize},
 };
 
@@ -12,17 +13,18 @@ use k3_shared::{
     formats::{
         census::digests::ExpertDigests,
         plan::Plan,
-        trunk::{OpenTrunk, Trunk, TrunkError},
+        trunk::{FILE_NAME as TRUNK_FILE, OpenTrunk, Trunk, TrunkError},
     },
     host::{self, Host},
     ledger::{self, Checked},
     size::Bytes,
+    term::shell,
 };
 
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    kernels::{Isa, NanScales},
+    kernels::{self, Isa, NanScales},
     model::{
         Forward, ForwardOptions, ModelError, Observer, Output, Segment, SequenceState, SourceError,
         StepProfile, WeightSource as _,
@@ -56,6 +58,16 @@ pub enum EngineError {
     /// A file cannot be opened.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// The trunk lacks what its embedding would be checked against.
+    #[error("{}: names no digests of the embedding's rows, as trunks packed by an earlier version; pack it again: k3-pack --force {} {} \
+        (or go on unchecked: --no-verify)",
+        trunk_dir.join(TRUNK_FILE).display(), shell(model_dir), shell(trunk_dir))]
+    Unverifiable {
+        /// The checkpoint folder.
+        model_dir: PathBuf,
+        /// The trunk folder.
+        trunk_dir: PathBuf,
+    },
     /// Anything of the machine.
     #[error("{0}")]
     Environment(String),
@@ -67,6 +79,7 @@ impl EngineError {
         matches!(
             self,
             Self::Refused { .. }
+                | Self::Unverifiable { .. }
                 | Self::Trunk(TrunkError::Invalid { .. })
                 | Self::Checkpoint(
                     CheckpointError::Problems { .. } | CheckpointError::NotABlock { .. }
@@ -144,6 +157,17 @@ impl Engine {
         raise_open_file_limit();
         let trunk = cut(Trunk::open(&plan.trunk_dir)?, plan.num_layers);
         let checkpoint = open_checkpoint(&plan, &trunk)?;
+        if trunk.embedding.is_none() && options.verify != Verify::Never {
+            return Err(EngineError::Unverifiable {
+                model_dir: plan.model_dir,
+                trunk_dir: plan.trunk_dir,
+            });
+        }
+        if !kernels::keeps_subnormals() {
+            let problem = "this process takes numbers below 1.2e-38 for zero, which changes results: \
+                something loaded into it has set the processor so (LD_PRELOAD?)";
+            return Err(EngineError::Environment(problem.into()));
+        }
         let checked = check(&plan, &trunk, &checkpoint, options)?;
         let digests = expert_digests(&plan)?;
         let experts_verified = digests.is_some() && options.verify != Verify::Never;

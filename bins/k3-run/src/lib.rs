@@ -36,10 +36,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use k3_shared::{
     direct::{Interpose, Mode},
-    formats::{
-        plan::{LIST_SCHEMA, Plan},
-        trace::TraceHeader,
-    },
+    formats::{plan::Plan, trace::TraceHeader},
     host,
     term::{self, Outcome},
 };
@@ -141,7 +138,9 @@ fn run_plan(cli: &Cli, disk: &Interpose, out: &mut dyn Write) -> anyhow::Result<
         header,
         (screen.clone(), goal),
     )?;
-    let mut text = TextOut::new(out, screen, prompt.tokenizer.as_ref(), &said);
+    let writing = Arc::clone(&signals.writing);
+    let text_to = (screen, writing);
+    let mut text = TextOut::new(out, text_to, prompt.tokenizer.as_ref(), &said);
     let mut state = engine.new_sequence();
     let mut from = None;
     if let Some(resumed) = resumed {
@@ -187,15 +186,7 @@ fn read_plan(path: Option<&Path>) -> anyhow::Result<Plan> {
             .with_context(|| path.display().to_string())?;
         path.display().to_string()
     };
-    if text.iter().all(u8::is_ascii_whitespace) {
-        bail!("{name}: empty where a plan should be; make one: {HOW}");
-    }
-    let value: serde_json::Value = serde_json::from_slice(&text)
-        .with_context(|| format!("{name}: not a plan; make one: {HOW}"))?;
-    if value.get("schema").and_then(|s| s.as_str()) == Some(LIST_SCHEMA) {
-        bail!("{name}: holds several plans; plan one budget: {HOW}");
-    }
-    serde_json::from_value(value).with_context(|| format!("{name}: not a plan; make one: {HOW}"))
+    Plan::parse(&text).with_context(|| format!("{name}: no plan to run; make one: {HOW}"))
 }
 
 fn isa_named(name: &str) -> Option<Isa> {

@@ -9,7 +9,7 @@ mod line;
 
 use std::{
     env, io,
-    io::IsTerminal as _,
+    io::{IsTerminal as _, Write as _},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -86,8 +86,9 @@ impl Screen {
     /// # Errors
     /// Those of `write`.
     pub fn text(&self, piece: &str, write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        // Elsewhere the text is in nobody's way, and a reader that takes none of it must not keep the log from the terminal.
         let Some(below) = &self.below else {
-            return self.bar.suspend(write);
+            return write();
         };
         self.bar.suspend(|| {
             write()?;
@@ -97,16 +98,12 @@ impl Screen {
     }
 
     /// Write a line of the log, on a line of its own.
-    #[expect(
-        clippy::print_stderr,
-        reason = "the log's outlet while the line is shown"
-    )]
     fn log(&self, line: &str) {
         self.bar.suspend(|| {
             if let Some(below) = &self.below {
                 below.end_line();
             }
-            eprintln!("{line}");
+            let _ = writeln!(io::stderr().lock(), "{line}");
         });
     }
 

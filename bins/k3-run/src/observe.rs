@@ -111,9 +111,8 @@ pub(crate) fn each_little_endian(
     Ok(())
 }
 
-/// An output file and where it goes.
+/// An output file.
 struct Sink {
-    path: PathBuf,
     file: AtomicFile,
     /// Bytes written, and how many of them belong to steps that ended.
     bytes: u64,
@@ -124,7 +123,6 @@ impl Sink {
     fn create(path: Option<&Path>) -> io::Result<Option<Self>> {
         let create = |path: &Path| {
             Ok(Self {
-                path: path.to_owned(),
                 file: AtomicFile::create(path)?,
                 bytes: 0,
                 whole_bytes: 0,
@@ -135,9 +133,7 @@ impl Sink {
 
     fn write_f32(&mut self, values: &[f32]) -> io::Result<()> {
         each_little_endian(values, |bytes| {
-            let written = self.file.write_all(bytes);
-            written
-                .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))?;
+            self.file.write_all(bytes)?;
             self.bytes += bytes.len() as u64;
             Ok(())
         })
@@ -246,6 +242,19 @@ impl RunObserver {
             keep(score.write());
         }
         outcome
+    }
+
+    /// Write the records of the step. A trace that lacks some is of no use and does not appear.
+    fn keep_trace(&mut self) -> io::Result<()> {
+        let Some(trace) = &mut self.trace else {
+            return Ok(());
+        };
+        let mut records = self.routed.drain(..);
+        let written = records.try_for_each(|record| trace.write(&record));
+        if written.is_err() {
+            self.trace = None;
+        }
+        written.map_err(io::Error::other)
     }
 
     fn note(&mut self, result: Result<(), io::Error>) {
@@ -379,15 +388,15 @@ impl StepObserver for RunObserver {
         {
             score.end(self.position)?;
         }
-        if let Some(trace) = &mut self.trace {
-            for record in self.routed.drain(..) {
-                trace.write(&record).map_err(io::Error::other)?;
-            }
+        self.keep_trace()?;
+        // A step of which something could not be written is not whole.
+        if let Some(error) = self.failed.take() {
+            return Err(error);
         }
         if let Some(sink) = &mut self.dump_hidden {
             sink.whole_bytes = sink.bytes;
         }
-        self.failed.take().map_or(Ok(()), Err)
+        Ok(())
     }
 
     fn generated(&mut self) -> io::Result<()> {

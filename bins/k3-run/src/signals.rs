@@ -3,15 +3,19 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals as Incoming,
 };
+
+/// How long a write to standard output may go on after a second signal.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The numbers of the signals that came, zero while none has.
 #[derive(Clone, Debug)]
@@ -20,6 +24,8 @@ pub(crate) struct Signals {
     pub(crate) stop: Arc<AtomicUsize>,
     /// Stop now.
     pub(crate) interrupt: Arc<AtomicUsize>,
+    /// Set while text is being written to standard output, whose reader may take nothing.
+    pub(crate) writing: Arc<AtomicBool>,
 }
 
 impl Signals {
@@ -32,6 +38,7 @@ impl Signals {
         let signals = Self {
             stop: Arc::default(),
             interrupt: Arc::default(),
+            writing: Arc::default(),
         };
         let mut incoming = Incoming::new([SIGINT, SIGTERM])?;
         let set = signals.clone();
@@ -47,9 +54,23 @@ impl Signals {
                     } else {
                         set.interrupt.store(number, Ordering::Relaxed);
                     }
+                    if !is_first {
+                        set.leave_a_full_pipe(signal);
+                    }
                 }
             })?;
         Ok(signals)
+    }
+
+    /// End the process if it waits for the reader of its output: nothing else would, a write being begun again after a signal.
+    fn leave_a_full_pipe(&self, signal: i32) {
+        thread::sleep(PATIENCE);
+        if self.writing.load(Ordering::Relaxed) {
+            log::error!(
+                "standard output takes no more text; of this run only what was saved is kept"
+            );
+            std::process::exit(128 + signal);
+        }
     }
 
     /// The number of the last signal, or zero.

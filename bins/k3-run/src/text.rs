@@ -1,6 +1,12 @@
 //! The text as it comes.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use crate::{
     live::Screen,
@@ -11,6 +17,8 @@ use crate::{
 pub(crate) struct TextOut<'a> {
     out: &'a mut dyn Write,
     screen: Screen,
+    /// Set during a write, which lasts as long as the reader likes.
+    writing: Arc<AtomicBool>,
     tokenizer: Option<&'a Tokenizer>,
     decoder: Decoder,
     text: String,
@@ -21,7 +29,7 @@ impl<'a> TextOut<'a> {
     /// Text that goes on after `said`, whose last character may lack bytes.
     pub(crate) fn new(
         out: &'a mut dyn Write,
-        screen: Screen,
+        (screen, writing): (Screen, Arc<AtomicBool>),
         tokenizer: Option<&'a Tokenizer>,
         said: &[u32],
     ) -> Self {
@@ -34,6 +42,7 @@ impl<'a> TextOut<'a> {
         Self {
             out,
             screen,
+            writing,
             tokenizer,
             decoder,
             text: String::new(),
@@ -53,11 +62,23 @@ impl<'a> TextOut<'a> {
 
     fn write(&mut self, piece: &str) -> io::Result<()> {
         self.text.push_str(piece);
-        let out = &mut self.out;
-        self.screen.text(piece, || {
+        self.put(piece)
+    }
+
+    fn put(&mut self, piece: &str) -> io::Result<()> {
+        let Self {
+            out,
+            screen,
+            writing,
+            ..
+        } = self;
+        writing.store(true, Ordering::Relaxed);
+        let written = screen.text(piece, || {
             out.write_all(piece.as_bytes())?;
             out.flush()
-        })
+        });
+        writing.store(false, Ordering::Relaxed);
+        written
     }
 
     /// Flush what was held back, unless a saved state `goes_on` with it, and end the line; the text, if there is a tokenizer.
@@ -68,8 +89,7 @@ impl<'a> TextOut<'a> {
             std::mem::take(&mut self.decoder).finish()
         };
         // A reader that is gone has had all it wanted; the report is still to be written.
-        let written = self.write(&rest).and_then(|()| self.out.write_all(b"\n"));
-        match written.and_then(|()| self.out.flush()) {
+        match self.write(&rest).and_then(|()| self.put("\n")) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
             _ => Ok(self.tokenizer.map(|_| self.text)),
         }

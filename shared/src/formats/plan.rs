@@ -165,6 +165,9 @@ pub struct Plan {
     pub expert_dirs: Vec<PathBuf>,
     /// Digests of every expert, or null.
     pub expert_digests: Option<ExpertDigests>,
+    /// Whether a run can check experts: whether there are digests. Plans made before it was said have none of it.
+    #[serde(default)]
+    pub experts_verified: bool,
     /// Identity of the checkpoint.
     pub identity: String,
     /// Layers planned for (the whole model unless `--layers`).
@@ -184,4 +187,40 @@ pub struct Plans {
     pub schema: String,
     /// One a budget, in the order asked for.
     pub plans: Vec<Plan>,
+}
+
+/// Why bytes are no plan. The caller adds the file's name, and how to make one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// Nothing but white space.
+    #[error("empty where a plan should be")]
+    Empty,
+    /// A list of plans where one is wanted.
+    #[error("holds several plans, of which a run takes one")]
+    Several,
+    /// Something else.
+    #[error("not a plan")]
+    Json {
+        /// What is wrong, and where.
+        #[from]
+        source: serde_json::Error,
+    },
+}
+
+impl Plan {
+    /// Read the bytes of a plan; whether it fits a model is [`crate::ledger::check`]'s to say.
+    ///
+    /// # Errors
+    /// If they are no plan, or several.
+    pub fn parse(bytes: &[u8]) -> Result<Self, PlanError> {
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Err(PlanError::Empty);
+        }
+        let value: serde_json::Value = serde_json::from_slice(bytes)?;
+        if value.get("schema").and_then(|s| s.as_str()) == Some(LIST_SCHEMA) {
+            return Err(PlanError::Several);
+        }
+        Ok(serde_json::from_value(value)?)
+    }
 }

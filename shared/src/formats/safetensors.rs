@@ -245,6 +245,15 @@ pub fn map_header(file: &File, file_bytes: u64, name: &str) -> Result<Mmap, Prob
         let message = "is a Git-LFS pointer, not the file itself; run `git lfs pull` in the folder";
         return Err(Problem::of(name, message));
     }
+    let total = header_len(prefix, file_bytes, name)?;
+    map_start(file, total).map_err(io(PREFIX_BYTES))
+}
+
+/// Bytes before the data of a file of `file_bytes` bytes that begins with `prefix`.
+///
+/// # Errors
+/// If that is longer than the file, than [`MAX_HEADER_BYTES`], or than this machine can address.
+pub fn header_len(prefix: [u8; 8], file_bytes: u64, name: &str) -> Result<usize, Problem> {
     let length = u64::from_le_bytes(prefix);
     let problem = |message: String| Err(Problem::at(name, 0, message));
     if length > MAX_HEADER_BYTES {
@@ -252,15 +261,13 @@ pub fn map_header(file: &File, file_bytes: u64, name: &str) -> Result<Mmap, Prob
             "announces a header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed"
         ));
     }
-    if length > file_bytes - PREFIX_BYTES {
+    if length > file_bytes.saturating_sub(PREFIX_BYTES) {
         return problem(format!(
             "announces a header of {length} bytes, but the file has {file_bytes}; download it again"
         ));
     }
-    let total = PREFIX_BYTES + length;
-    let total_len = usize::try_from(total)
-        .map_err(|_| Problem::of(name, "the header is longer than this machine can address"))?;
-    map_start(file, total_len).map_err(io(PREFIX_BYTES))
+    usize::try_from(PREFIX_BYTES + length)
+        .map_err(|_| Problem::of(name, "the header is longer than this machine can address"))
 }
 
 /// Whether a file that begins with `start` is a Git-LFS pointer.

@@ -23,6 +23,9 @@ pub const EMBEDDING_NAME: &str = "embedding.sha256";
 /// The data file's name inside a trunk folder.
 pub const DATA_NAME: &str = "trunk.bin";
 
+/// The longest row that is believed: three dimensions of a config at their most would be no file's row.
+const MAX_COLS: u64 = 1 << 42;
+
 /// How a tile's payload is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -184,6 +187,13 @@ impl TileRecord {
 
     /// What the tile holds, read back; the error names the field.
     fn spec(&self, config: &Config) -> Result<TileSpec, String> {
+        let cols = self.parts.iter().map(|p| p.cols).chain([self.cols]);
+        if let Some(cols) = cols.max().filter(|&cols| cols as u64 > MAX_COLS) {
+            return Err(format!(
+                "tensor {:?} has rows of {cols}, more than any model",
+                self.tensor
+            ));
+        }
         let role = |name: &str| {
             TensorRole::parse(name, config)
                 .ok_or_else(|| format!("tensor {name:?} is not of this model"))
@@ -242,19 +252,7 @@ impl Trunk {
             path: path.clone(),
             source,
         })?;
-        let invalid = |reason: String| TrunkError::Invalid {
-            path: path.clone(),
-            reason,
-        };
-        let trunk: Self = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
-        if trunk.schema != SCHEMA {
-            return Err(invalid(format!(
-                "schema is {:?}, not {SCHEMA:?}",
-                trunk.schema
-            )));
-        }
-        let config = Config::from_value(&trunk.config, &path)?;
-        let specs = trunk.check(&config).map_err(invalid)?;
+        let (trunk, config, specs) = Self::parse(&bytes, &path)?;
         let mut files = Vec::new();
         for file in &trunk.files {
             let path = dir.join(&file.path);
@@ -279,6 +277,28 @@ impl Trunk {
         })
     }
 
+    /// Read and check the bytes of a `trunk.json`; `path` names it in errors. Also returns the config it records, and what each tile
+    /// holds.
+    ///
+    /// # Errors
+    /// If it is no trunk record, or contradicts itself or its config.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<(Self, Config, Vec<TileSpec>), TrunkError> {
+        let invalid = |reason: String| TrunkError::Invalid {
+            path: path.to_owned(),
+            reason,
+        };
+        let trunk: Self = serde_json::from_slice(bytes).map_err(|e| invalid(e.to_string()))?;
+        if trunk.schema != SCHEMA {
+            return Err(invalid(format!(
+                "schema is {:?}, not {SCHEMA:?}",
+                trunk.schema
+            )));
+        }
+        let config = Config::from_value(&trunk.config, path)?;
+        let specs = trunk.check(&config).map_err(invalid)?;
+        Ok((trunk, config, specs))
+    }
+
     fn embedding_digests(
         &self,
         dir: &Path,
@@ -292,8 +312,8 @@ impl Trunk {
             path: path.clone(),
             source,
         })?;
-        let wanted = record.rows as u64 * 32;
-        if record.rows != config.vocab_size || metadata.len() != wanted {
+        // The rows are compared first: they come from the file, and their product may not be one.
+        if record.rows != config.vocab_size || metadata.len() != record.rows as u64 * 32 {
             let reason = format!(
                 "{} bytes for {} rows of the embedding, not 32 for each of {}",
                 metadata.len(),
@@ -346,14 +366,16 @@ impl Trunk {
                 _ => return fail("ends past its data file"),
             }
         }
+        // Each is inside a file of less than 2^64 bytes; all of them, in many files, need not be.
+        let stored = specs
+            .iter()
+            .try_fold(0u64, |sum, spec| sum.checked_add(spec.stored_bytes()))
+            .ok_or("files: the tiles are more bytes than 64 bits count")?;
+        // Parts of that sum, which cannot overflow where it does not.
         let sum = |class| {
-            specs
-                .iter()
-                .filter(|s| s.class() == class)
-                .map(TileSpec::raw_bytes)
-                .sum::<u64>()
+            let of_class = specs.iter().filter(|s| s.class() == class);
+            of_class.map(TileSpec::raw_bytes).sum::<u64>()
         };
-        let stored: u64 = specs.iter().map(TileSpec::stored_bytes).sum();
         for (name, recorded, found) in [
             ("trunk_bytes", self.trunk_bytes, sum(TileClass::Trunk)),
             ("head_bytes", self.head_bytes, sum(TileClass::Head)),
@@ -384,16 +406,17 @@ impl Trunk {
                 _ => (spec.dtype, spec.shape),
             }
         };
-        // A tile size below one row would be believed; a hostile one must not explode the cut.
-        let want =
-            crate::tiles::trunk_tiles(config, self.num_layers, self.tile_bytes.max(1), &stored_as);
-        if want.len() != specs.len() {
+        // Counted first: a hostile size would cut into more tiles than memory holds.
+        let tile_bytes = self.tile_bytes.max(1);
+        let wanted =
+            crate::tiles::count_trunk_tiles(config, self.num_layers, tile_bytes, &stored_as);
+        if wanted != specs.len() {
             return Err(format!(
-                "layers: {} tiles, but this config cuts into {}",
-                specs.len(),
-                want.len()
+                "layers: {} tiles, but this config cuts into {wanted}",
+                specs.len()
             ));
         }
+        let want = crate::tiles::trunk_tiles(config, self.num_layers, tile_bytes, &stored_as);
         match want.iter().zip(specs).position(|(a, b)| a != b) {
             None => Ok(()),
             Some(tile) => Err(format!("tile {tile}: not what this config cuts there")),

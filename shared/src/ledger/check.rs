@@ -159,6 +159,9 @@ fn works(plan: &Plan, model: &Model<'_>, choice: &Choice, problems: &mut Vec<Str
             plan.stream_buffer_bytes
         ));
     }
+    if plan.experts_verified && plan.expert_digests.is_none() {
+        problems.push("experts_verified: true, but there are no expert_digests".into());
+    }
     match plan.cache_policy.parse::<PolicyKind>() {
         Err(error) => problems.push(format!("cache_policy: {error}")),
         Ok(kind) if kind.is_replay_only() => {

@@ -139,6 +139,7 @@ fn plan_of(model: &Model<'_>, choice: &Choice) -> Plan {
         trunk_files: Vec::new(),
         expert_dirs: Vec::new(),
         expert_digests: None,
+        experts_verified: false,
         identity: "id".into(),
         num_layers: model.num_layers,
         predicted: Predicted {

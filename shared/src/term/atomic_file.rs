@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::NamedWrite;
+
 /// An output file that appears under its name only when it is complete and on disk.
 ///
 /// It is written beside the target, synced, renamed, and the folder synced; dropped before [`Self::commit`], it leaves nothing.
@@ -21,9 +23,9 @@ pub struct AtomicFile {
 #[derive(Debug)]
 enum Place {
     /// A file beside the target, renamed over it.
-    Beside(io::BufWriter<tempfile::NamedTempFile>),
+    Beside(io::BufWriter<NamedWrite<tempfile::NamedTempFile>>),
     /// A file without a name, copied into a device or pipe.
-    Spooled(io::BufWriter<fs::File>),
+    Spooled(io::BufWriter<NamedWrite<fs::File>>),
 }
 
 impl AtomicFile {
@@ -35,7 +37,8 @@ impl AtomicFile {
         // Follow links, so that the link stays; a target that is not there yet has none to follow.
         let target = match fs::metadata(target) {
             Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => {
-                let place = Place::Spooled(io::BufWriter::new(tempfile::tempfile()?));
+                let spool = NamedWrite::new(tempfile::tempfile()?, target);
+                let place = Place::Spooled(io::BufWriter::new(spool));
                 let target = target.to_owned();
                 return Ok(Self { target, place });
             }
@@ -61,7 +64,7 @@ impl AtomicFile {
                     format!("{}: cannot write in this folder: {e}", folder.display()),
                 )
             })?;
-        let place = Place::Beside(io::BufWriter::new(file));
+        let place = Place::Beside(io::BufWriter::new(NamedWrite::new(file, &target)));
         Ok(Self { target, place })
     }
 
@@ -70,11 +73,11 @@ impl AtomicFile {
     /// # Errors
     /// If what is buffered cannot be written, or the file cannot be cut.
     pub fn truncate(&mut self, len: u64) -> io::Result<()> {
-        let mut cut = || {
-            self.flush()?;
+        self.flush()?;
+        let cut = || {
             let mut file = match &self.place {
-                Place::Beside(file) => file.get_ref().as_file(),
-                Place::Spooled(file) => file.get_ref(),
+                Place::Beside(file) => file.get_ref().get_ref().as_file(),
+                Place::Spooled(file) => file.get_ref().get_ref(),
             };
             file.set_len(len)?;
             file.seek(io::SeekFrom::Start(len)).map(|_| ())
@@ -88,25 +91,33 @@ impl AtomicFile {
     /// If any of them fails; a regular file is then as it was.
     pub fn commit(self) -> io::Result<()> {
         let target = self.target;
-        let end = || match self.place {
+        // What a write says names the target already.
+        match self.place {
             Place::Beside(file) => {
                 let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-                file.as_file().sync_all()?;
-                // A temporary file is private by default; an output file gets what the umask leaves, like any other.
-                let mode = 0o666 & !umask();
-                fs::set_permissions(file.path(), fs::Permissions::from_mode(mode))?;
-                file.persist(&target).map_err(|e| e.error)?;
-                fs::File::open(parent(&target))?.sync_all()
+                publish(file.into_inner(), &target).map_err(|e| at(&target, &e))
             }
             Place::Spooled(file) => {
-                let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-                file.rewind()?;
-                let mut target = fs::OpenOptions::new().write(true).open(&target)?;
-                io::copy(&mut file, &mut target).map(|_| ())
+                let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+                copy(file.into_inner(), &target).map_err(|e| at(&target, &e))
             }
-        };
-        end().map_err(|e| at(&target, &e))
+        }
     }
+}
+
+fn publish(file: tempfile::NamedTempFile, target: &Path) -> io::Result<()> {
+    file.as_file().sync_all()?;
+    // A temporary file is private by default; an output file gets what the umask leaves, like any other.
+    let mode = 0o666 & !umask();
+    fs::set_permissions(file.path(), fs::Permissions::from_mode(mode))?;
+    file.persist(target).map_err(|e| e.error)?;
+    fs::File::open(parent(target))?.sync_all()
+}
+
+fn copy(mut file: fs::File, target: &Path) -> io::Result<()> {
+    file.rewind()?;
+    let mut target = fs::OpenOptions::new().write(true).open(target)?;
+    io::copy(&mut file, &mut target).map(|_| ())
 }
 
 impl io::Write for AtomicFile {

@@ -49,6 +49,7 @@ mod prefetch;
 mod scalar;
 #[cfg(test)]
 pub(crate) mod shared_data;
+mod subnormal;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod weights;
@@ -61,4 +62,5 @@ pub use isa::Isa;
 pub use math::{sigmoid_gate, sigmoid_slice, silu_slice, situ_slice};
 pub use matmul::{matmul, par_matmul, par_matmul_pair, transpose};
 pub use norm::{attention_residual, l2_normalize, rms_norm, rms_norm_in_place, softmax_in_place};
+pub use subnormal::keeps_subnormals;
 pub use weights::{NanScales, Weights, widen};

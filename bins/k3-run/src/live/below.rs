@@ -42,11 +42,10 @@ impl Below {
     }
 
     /// Go to a line of its own.
-    #[expect(clippy::print_stderr, reason = "it ends a line of the terminal")]
     pub(super) fn end_line(&self) {
         let mut state = self.lock();
         if state.column > 0 {
-            eprintln!();
+            let _ = io::stderr().lock().write_all(b"\n");
             state.column = 0;
         }
     }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use k3_shared::size::Bytes;
+use k3_shared::{size::Bytes, term::NamedWrite};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with, statvfs};
 
 use super::{Header, SavedError, write};
@@ -148,10 +148,10 @@ impl Keeper {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let mut out = BufWriter::with_capacity(1 << 20, NamedWrite::new(file, &self.path));
         write(&mut out, header, state)?;
         out.flush()?;
-        out.get_ref().sync_all()?;
+        out.get_ref().get_ref().sync_all()?;
         if renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE).is_ok() {
             fs::rename(&self.partial, previous(&self.path))?;
         } else {

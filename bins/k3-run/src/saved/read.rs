@@ -17,9 +17,9 @@ const PIECE: usize = 4096;
 
 /// A saved state whose header was read, and whose values are still to come.
 #[derive(Debug)]
-pub struct Reader {
+pub struct Reader<R = BufReader<File>> {
     path: PathBuf,
-    file: BufReader<File>,
+    file: R,
     /// The header.
     pub header: Header,
     /// Where the values begin, and where the file ends.
@@ -40,7 +40,16 @@ impl Reader {
         };
         let file = File::open(path).map_err(read)?;
         let file_bytes = file.metadata().map_err(read)?.len();
-        let mut file = BufReader::with_capacity(1 << 20, file);
+        Self::new(BufReader::with_capacity(1 << 20, file), file_bytes, path)
+    }
+}
+
+impl<R: Read> Reader<R> {
+    /// Read the header of a state of `file_bytes` bytes and check it against itself; `path` names it in errors.
+    ///
+    /// # Errors
+    /// If it is no state, or a damaged one.
+    pub fn new(mut file: R, file_bytes: u64, path: &Path) -> Result<Self, SavedError> {
         let (header, values_at): (Header, u64) =
             codec::read_framed(&mut file, file_bytes, TAG, WHAT).map_err(|source| {
                 SavedError::Header {
@@ -187,13 +196,13 @@ fn value_bytes(state: &SequenceState, positions: usize) -> u64 {
     state.mixers.iter().map(|mixer| of(mixer) as u64).sum()
 }
 
-struct Values<'a> {
-    file: &'a mut BufReader<File>,
+struct Values<'a, R> {
+    file: &'a mut R,
     digest: Sha256,
     at: u64,
 }
 
-impl Values<'_> {
+impl<R: Read> Values<'_, R> {
     fn fill(&mut self, state: &mut SequenceState, positions: usize) -> io::Result<()> {
         for mixer in &mut state.mixers {
             match mixer {

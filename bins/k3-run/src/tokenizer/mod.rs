@@ -62,7 +62,7 @@ impl Tokenizer {
         let tokenizer = Self::parse_as(&path, &file)?;
         let path = dir.join(CONFIG_FILE);
         if let Some(json) = read_if_present(&path)? {
-            tokenizer.specials.check_config(&path, &json)?;
+            tokenizer.check_config(&path, &json)?;
         }
         Ok(tokenizer)
     }
@@ -73,6 +73,14 @@ impl Tokenizer {
     /// If a line is malformed, the ranks are not dense, a token is there twice, or a single byte is missing.
     pub fn parse(file: &[u8]) -> Result<Self, TokenizerError> {
         Self::parse_as(Path::new(VOCABULARY_FILE), file)
+    }
+
+    /// Compare with the special tokens that the bytes of a `tokenizer_config.json` name; `path` names it in errors.
+    ///
+    /// # Errors
+    /// If it is not JSON, or names a token otherwise.
+    pub fn check_config(&self, path: &Path, json: &[u8]) -> Result<(), TokenizerError> {
+        self.specials.check_config(path, json)
     }
 
     fn parse_as(path: &Path, file: &[u8]) -> Result<Self, TokenizerError> {

@@ -1,0 +1,4 @@
+//! See [`k3_fuzz::properties::state`].
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| k3_fuzz::properties::state::check(input));
