@@ -8,7 +8,7 @@ use std::{
     io::{self, IsTerminal as _, Write as _},
     path::Path,
     process::ExitCode,
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -105,14 +105,6 @@ pub fn byte_progress(label: &str, total_bytes: u64, quiet: bool) -> ProgressBar 
     bar
 }
 
-/// A stderr status line that the caller words; hidden off a terminal and when `quiet`.
-pub fn status_line(quiet: bool) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, draw_target(quiet));
-    bar.set_style(style("{spinner} {msg}"));
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
-}
-
 fn draw_target(quiet: bool) -> ProgressDrawTarget {
     if quiet || !io::stderr().is_terminal() {
         ProgressDrawTarget::hidden()
@@ -125,6 +117,16 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
+/// Takes a line of the log where something else is drawn on the terminal.
+pub type LogSink = Arc<dyn Fn(&str) + Send + Sync>;
+
+static SINK: Mutex<Option<LogSink>> = Mutex::new(None);
+
+/// Give the lines of the log to `sink`, which makes room for them, or to standard error again.
+pub fn log_through(sink: Option<LogSink>) {
+    *SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+}
+
 struct StderrLog;
 
 impl log::Log for StderrLog {
@@ -133,12 +135,16 @@ impl log::Log for StderrLog {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        match record.level() {
-            log::Level::Error | log::Level::Warn => {
-                let level = record.level().as_str().to_lowercase();
-                say(format_args!("{level}: {}", record.args()));
+        let line = match record.level() {
+            level @ (log::Level::Error | log::Level::Warn) => {
+                format!("{}: {}", level.as_str().to_lowercase(), record.args())
             }
-            _ => say(format_args!("{}", record.args())),
+            _ => record.args().to_string(),
+        };
+        let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match sink {
+            Some(sink) => sink(&line),
+            None => say(format_args!("{line}")),
         }
     }
 

@@ -15,6 +15,7 @@ use k3_run::{
     cli::OutputArgs,
     engine::{Engine, EngineOptions},
     generate::{Request, generate},
+    live::{Goal, Screen},
     observe::RunObserver,
     report::{Spent, StepReport},
     sampler::Sampler,
@@ -90,16 +91,9 @@ fn run_traced(plan: &Plan, trace: &Path) -> Vec<StepReport> {
         score: None,
     };
     let vocab_size = engine.config().vocab_size;
-    let status = k3_shared::term::status_line(true);
-    let mut observer = RunObserver::open(
-        &outputs,
-        &TINY_PROMPT,
-        vocab_size,
-        plan.num_layers,
-        header,
-        status,
-    )
-    .unwrap();
+    let display = (Screen::hidden(), Goal::default());
+    let mut observer =
+        RunObserver::open(&outputs, &TINY_PROMPT, vocab_size, header, display).unwrap();
     let request = Request {
         prompt_ids: TINY_PROMPT.to_vec(),
         num_tokens: 6,

@@ -1,7 +1,11 @@
-//! Says what a checkpoint folder holds, and whether it is whole.
+//! `k3-census`: says what a checkpoint folder holds, and whether it is whole.
 //!
 //! Only headers are read (76 MB of the release's 1.56 TB), unless `--hash` asks for every byte. Everything wrong is found in one run:
 //! the shards first, each by itself and in parallel, then what lies between them: the index, the configuration, the manifest.
+//!
+//! Why a tool of its own: 1.56 TB arrive over days, and what is cut or missing must be named before anything is made from it.
+//! [`Cli`] has the flags, [`run`] is the tool. The headers are read by [`k3_shared::checkpoint`], which every other tool opens
+//! a checkpoint with; the file it writes is [`k3_shared::formats::census`]. Next in the chain: `k3-pack`.
 #![forbid(unsafe_code)]
 
 mod expect;

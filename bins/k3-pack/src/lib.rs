@@ -5,6 +5,8 @@
 //!
 //! A packed trunk appears whole or not at all: tiles go to `*.partial` files, which are synced and renamed, and `trunk.json`,
 //! without which no tool accepts a trunk, is written last.
+//!
+//! Next in the chain: `k3-plan`, which divides memory over the tiles of [`k3_shared::formats::trunk`].
 
 #![forbid(unsafe_code)]
 

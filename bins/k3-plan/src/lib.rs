@@ -2,6 +2,11 @@
 //!
 //! `k3-plan` reads the records of the trunk, the config and the limits of the host, spends a budget by the rules of [`spend`],
 //! and writes the plan that `k3-run` follows. It allocates nothing of what it plans: a plan may be for another machine.
+//!
+//! Why a tool of its own: memory is decided before any is taken, by arithmetic that can be read and repeated. The rules of the
+//! ledger are [`k3_shared::ledger`], which `k3-run` adds up again; [`probe`] measures disk and memory, [`cost`] turns bytes into
+//! seconds, [`spend`] searches divisions, [`curve`] shows what more would buy. The plan is [`k3_shared::formats::plan`].
+//! Next in the chain: `k3-run`.
 
 #![forbid(unsafe_code)]
 

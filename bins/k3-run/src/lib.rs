@@ -1,12 +1,19 @@
-//! Generates tokens from a plan, a trunk and the experts in the shards.
+//! `k3-run`: generates tokens from a plan, a trunk and the experts in the shards.
 //!
-//! [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights from disk,
-//! [`engine`] opens a plan, [`mod@generate`] runs it.
+//! From below: [`kernels`] fixes every bit of the arithmetic, [`model`] is the forward pass over it, [`store`] brings the weights
+//! from disk, [`engine`] opens a plan, [`mod@generate`] runs it. Around that: [`tokenizer`] and [`sampler`] make text, [`saved`]
+//! keeps a sequence for another day, [`observe`] what was asked to be kept of a run, [`live`] shows where it is, [`report`] says
+//! how it went.
+//!
+//! Two promises shape it. Ids and logits are the same bits under every plan, thread count and instruction set, so every sum has
+//! one order, written down in [`kernels`]. And memory is what the plan's ledger says, so a step allocates nothing and reads go
+//! into buffers that were counted. Start with [`model::WeightSource`], the seam between arithmetic and disk.
 
 pub mod cli;
 pub mod engine;
 pub mod generate;
 pub mod kernels;
+pub mod live;
 pub mod model;
 pub mod observe;
 mod prompt;
@@ -15,16 +22,15 @@ pub mod sampler;
 pub mod saved;
 mod signals;
 pub mod store;
+mod summary;
+mod text;
 pub mod tokenizer;
 
 use std::{
     fs::File,
     io::{self, IsTerminal as _, Read as _, Write},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use anyhow::{Context as _, bail};
@@ -39,12 +45,14 @@ pub use cli::{Cli, IsaChoice};
 use engine::{Engine, EngineOptions};
 use generate::{GenerateError, Generated, Hooks, Request, generate_from};
 use kernels::{Isa, NanScales};
+use live::{Goal, Screen};
 use observe::RunObserver;
 use prompt::Prompt;
 use report::{Finish, Report, StateReport};
 use saved::{Resumed, SavedError, Saver};
 use signals::Signals;
-use tokenizer::{Decoder, Tokenizer};
+use text::TextOut;
+use tokenizer::Tokenizer;
 
 /// Run the tool: the generated text goes to `out`, all else to stderr and the files asked for.
 ///
@@ -52,8 +60,16 @@ use tokenizer::{Decoder, Tokenizer};
 /// On wrong usage, and on files or a machine that cannot serve. A run that stops rather than print a wrong token, and a
 /// refused plan, are [`Outcome::Negative`].
 pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
+    run_on(cli, &Interpose::default(), out)
+}
+
+/// As [`run`], with `disk` between the files and the disk: how tests make one slow.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(cli: &Cli, disk: &Interpose, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     term::init_log(cli.quiet, cli.verbose);
-    match run_plan(cli, out) {
+    match run_plan(cli, disk, out) {
         Err(error) if is_refused_state(&error) => {
             log::error!("{error:#}");
             Ok(Outcome::Negative)
@@ -68,11 +84,11 @@ fn is_refused_state(error: &anyhow::Error) -> bool {
         .is_some_and(SavedError::is_refusal)
 }
 
-fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
+fn run_plan(cli: &Cli, disk: &Interpose, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     let signals = Signals::catch(cli.state.state.is_some())?;
     let plan = read_plan(cli.plan.as_deref())?;
     let prompt = Prompt::open(cli, &plan.model_dir)?;
-    let options = engine_options(cli, Arc::clone(&signals.interrupt))?;
+    let options = engine_options(cli, disk, Arc::clone(&signals.interrupt))?;
     observe::check_writable(&cli.outputs)?;
     let mut engine = match Engine::open(plan, &options) {
         Ok(engine) => engine,
@@ -104,17 +120,27 @@ fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
         top_k: u32::try_from(config.moe.num_experts_per_token)?,
         expert_bytes: config.moe.expert_bytes(),
     };
-    let status = term::status_line(cli.quiet);
+    let screen = Screen::detect(cli.quiet);
+    let goal = Goal {
+        prompt_tokens: request.prompt_ids.len(),
+        computed_tokens: before
+            .map(|h| usize::try_from(h.position))
+            .transpose()?
+            .unwrap_or(0),
+        num_tokens: request.num_tokens,
+        num_layers: engine.plan().num_layers,
+        seconds_per_token: engine.plan().predicted.seconds_per_token,
+    };
     let mut observer = RunObserver::open(
         &cli.outputs,
         &request.prompt_ids,
         config.vocab_size,
-        engine.plan().num_layers,
         header,
-        status.clone(),
+        (screen.clone(), goal),
     )?;
     let writing = Arc::clone(&signals.writing);
-    let mut text = TextOut::new(out, prompt.tokenizer.as_ref(), &said, writing);
+    let text_to = (screen, writing);
+    let mut text = TextOut::new(out, text_to, prompt.tokenizer.as_ref(), &said);
     let mut state = engine.new_sequence();
     let mut from = None;
     if let Some(resumed) = resumed {
@@ -123,7 +149,7 @@ fn run_plan(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     }
     let hooks = Hooks {
         observer: &mut observer,
-        emit: &mut |id| status.suspend(|| text.push(id)),
+        emit: &mut |id| text.push(id),
         save: &mut saver,
     };
     let generated = generate_from(&mut engine, state, &request, &mut sampler, hooks);
@@ -167,7 +193,11 @@ fn isa_named(name: &str) -> Option<Isa> {
     Isa::available().into_iter().find(|isa| isa.name() == name)
 }
 
-fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<EngineOptions> {
+fn engine_options(
+    cli: &Cli,
+    disk: &Interpose,
+    interrupt: Arc<AtomicUsize>,
+) -> anyhow::Result<EngineOptions> {
     let engine = &cli.engine;
     if !(engine.mla_norm_eps > 0.0 && engine.mla_norm_eps.is_finite()) {
         bail!(
@@ -193,7 +223,7 @@ fn engine_options(cli: &Cli, interrupt: Arc<AtomicUsize>) -> anyhow::Result<Engi
         } else {
             Mode::Auto
         },
-        interpose: Interpose::default(),
+        interpose: disk.clone(),
         verify: engine.verify(),
         mla_norm_eps: engine.mla_norm_eps,
         nan_scales: if engine.allow_nan_scales {
@@ -260,78 +290,6 @@ fn stop_ids(cli: &Cli, engine: &Engine, tokenizer: Option<&Tokenizer>) -> Vec<u3
         .collect()
 }
 
-/// Prints what is generated as it comes: whole characters, or ids where there is no tokenizer.
-struct TextOut<'a> {
-    out: &'a mut dyn Write,
-    tokenizer: Option<&'a Tokenizer>,
-    decoder: Decoder,
-    text: String,
-    count: usize,
-    /// Set during a write, which lasts as long as the reader likes.
-    writing: Arc<AtomicBool>,
-}
-
-impl<'a> TextOut<'a> {
-    /// Text that goes on after `said`, whose last character may lack bytes.
-    fn new(
-        out: &'a mut dyn Write,
-        tokenizer: Option<&'a Tokenizer>,
-        said: &[u32],
-        writing: Arc<AtomicBool>,
-    ) -> Self {
-        let mut decoder = Decoder::default();
-        if let Some(tokenizer) = tokenizer {
-            for &id in said {
-                decoder.push(tokenizer, id);
-            }
-        }
-        Self {
-            out,
-            tokenizer,
-            decoder,
-            text: String::new(),
-            count: 0,
-            writing,
-        }
-    }
-
-    fn push(&mut self, id: u32) -> io::Result<()> {
-        let piece = match self.tokenizer {
-            Some(tokenizer) => self.decoder.push(tokenizer, id),
-            None if self.count == 0 => id.to_string(),
-            None => format!(",{id}"),
-        };
-        self.count += 1;
-        self.write(&piece)
-    }
-
-    fn write(&mut self, piece: &str) -> io::Result<()> {
-        self.text.push_str(piece);
-        self.put(piece.as_bytes())
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.writing.store(true, Ordering::Relaxed);
-        let written = self.out.write_all(bytes).and_then(|()| self.out.flush());
-        self.writing.store(false, Ordering::Relaxed);
-        written
-    }
-
-    /// Flush what was held back, unless a saved state `goes_on` with it, and end the line; the text, if there is a tokenizer.
-    fn finish(mut self, goes_on: bool) -> io::Result<Option<String>> {
-        let rest = if goes_on {
-            String::new()
-        } else {
-            std::mem::take(&mut self.decoder).finish()
-        };
-        // A reader that is gone has had all it wanted; the report is still to be written.
-        match self.write(&rest).and_then(|()| self.put(b"\n")) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-            _ => Ok(self.tokenizer.map(|_| self.text)),
-        }
-    }
-}
-
 /// Write the report and say how it went.
 fn finish(
     cli: &Cli,
@@ -374,7 +332,7 @@ fn finish(
         text.push(b'\n');
         term::write_atomic(path, &text)?;
     }
-    log::info!("{}", report.summary());
+    log::info!("{}", summary::summary(&report, plan));
     if let Some(state) = &report.saved {
         log::info!(
             "saved {} of {} tokens; go on with: k3-run --resume {}",

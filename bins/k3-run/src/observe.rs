@@ -1,13 +1,11 @@
-//! What a run keeps of its steps: logits, trace, dumps, scores, the live line.
+//! What a run keeps of its steps: logits, trace, dumps, scores.
 
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
-    time::Instant,
 };
 
 use anyhow::{Context as _, bail};
-use indicatif::ProgressBar;
 use k3_shared::{
     formats::trace::{Mode, TraceHeader, TraceRecord, TraceRow, TraceWriter},
     ids::LayerIdx,
@@ -17,7 +15,8 @@ use serde::Serialize;
 
 use crate::{
     cli::OutputArgs,
-    model::{Observer, Output, Routing},
+    live::{Goal, Live, Screen},
+    model::{Observer, Output, Progress, Routing},
     sampler::ScoreReducer,
 };
 
@@ -158,7 +157,6 @@ pub struct RunObserver {
     step: u64,
     position: usize,
     num_rows: usize,
-    num_layers: usize,
     trace: Option<TraceWriter<AtomicFile>>,
     /// Records of the step in progress: a dropped step leaves none.
     routed: Vec<TraceRecord>,
@@ -166,8 +164,7 @@ pub struct RunObserver {
     dump_hidden: Option<Sink>,
     score: Option<Scores>,
     failed: Option<io::Error>,
-    status: ProgressBar,
-    began: Instant,
+    live: Live,
 }
 
 /// Scores of the prompt, and the rows of the step that are being scored.
@@ -188,9 +185,8 @@ impl RunObserver {
         outputs: &OutputArgs,
         prompt_ids: &[u32],
         vocab_size: usize,
-        num_layers: usize,
         trace_header: TraceHeader,
-        status: ProgressBar,
+        (screen, goal): (Screen, Goal),
     ) -> anyhow::Result<Self> {
         let trace = match &outputs.trace {
             Some(path) => Some(TraceWriter::new(AtomicFile::create(path)?, trace_header)?),
@@ -204,7 +200,6 @@ impl RunObserver {
             step: 0,
             position: 0,
             num_rows: 0,
-            num_layers,
             trace,
             routed: Vec::new(),
             dump_logits: Sink::create(outputs.dump_logits.as_deref())?,
@@ -216,8 +211,7 @@ impl RunObserver {
                 lines: Vec::new(),
             }),
             failed: None,
-            status,
-            began: Instant::now(),
+            live: Live::new(screen, goal),
         })
     }
 
@@ -226,7 +220,7 @@ impl RunObserver {
     /// # Errors
     /// If one cannot be completed; the others are still attempted before the first error is returned.
     pub fn finish(self) -> anyhow::Result<()> {
-        self.status.finish_and_clear();
+        self.live.finish();
         let mut outcome = Ok(());
         let mut keep = |result: anyhow::Result<()>| {
             if outcome.is_ok() {
@@ -323,20 +317,8 @@ impl Scores {
 }
 
 impl Observer for RunObserver {
-    fn layer(&mut self, layer: LayerIdx) {
-        if !self.status.is_hidden() {
-            let what = match self.mode {
-                Mode::Prefill => format!("prompt, {} rows from {}", self.num_rows, self.position),
-                Mode::Decode => format!("token {}", self.position + 1),
-            };
-            let seconds = self.began.elapsed().as_secs_f64();
-            let message = format!(
-                "{what}: layer {}/{} {seconds:.1} s",
-                layer.0 + 1,
-                self.num_layers
-            );
-            self.status.set_message(message);
-        }
+    fn layer(&mut self, layer: LayerIdx, progress: Progress) {
+        self.live.layer(layer.get(), progress);
     }
 
     fn routed(&mut self, layer: LayerIdx, routings: &[Routing]) {
@@ -389,7 +371,7 @@ impl StepObserver for RunObserver {
         self.position = rows.position;
         self.num_rows = rows.ids.len();
         self.output = output;
-        self.began = Instant::now();
+        self.live.begin(rows.position, rows.ids.len());
         self.routed.clear();
         debug_assert_eq!(self.logits.len(), self.vocab_size);
         if output == Output::All
@@ -400,6 +382,7 @@ impl StepObserver for RunObserver {
     }
 
     fn end(&mut self) -> io::Result<()> {
+        self.live.end();
         if self.output == Output::All
             && let Some(score) = &mut self.score
         {

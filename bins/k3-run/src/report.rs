@@ -8,7 +8,6 @@ use k3_shared::{
         plan::{Plan, Probe},
         trace::Mode,
     },
-    size::Bytes,
 };
 use serde::Serialize;
 
@@ -317,66 +316,6 @@ fn active_weights(config: &Config, num_layers: usize) -> f64 {
         }
     }
     weights
-}
-
-impl Report {
-    /// How long a decoded token takes, and what memory would allow: medians, because first steps also read.
-    fn decode_summary(&self) -> Option<String> {
-        let decode = self.steps.iter().filter(|s| s.mode == Mode::Decode);
-        let (seconds, touched): (Vec<f64>, Vec<f64>) = decode
-            .map(|s| (s.spent.seconds, s.spent.touched_bytes as f64))
-            .unzip();
-        let (seconds, touched) = (median(seconds)?, median(touched)?);
-        let memory = self.limit.memory_bytes_per_second.map(|rate| {
-            let limit = touched / rate;
-            format!(
-                ", {:.2} x the {limit:.3} s that memory takes",
-                seconds / limit
-            )
-        });
-        let memory = memory.unwrap_or_default();
-        Some(format!(", {seconds:.3} s a decoded token{memory}"))
-    }
-
-    /// The few lines a person reads on stderr.
-    pub fn summary(&self) -> String {
-        let spent = &self.totals.spent;
-        let per_token = self.decode_summary().unwrap_or_default();
-        let rate = |part: u64, whole: u64| {
-            if whole == 0 {
-                0.0
-            } else {
-                100.0 * part as f64 / whole as f64
-            }
-        };
-        format!(
-            "{} prompt + {} generated tokens in {:.3} s{per_token} (waited {:.3} s for reads)\n\
-             bound by {}; reads in flight {:.1} % of the time\n\
-             read {}: trunk {}, head {}, experts {}; expert hits {:.1} % of {}\n\
-             peak memory {} of {} planned",
-            self.prompt_ids.len(),
-            self.generated_ids.len(),
-            spent.seconds,
-            spent.wait_seconds,
-            self.totals.bound_by,
-            100.0 * spent.reading_seconds / spent.seconds.max(f64::MIN_POSITIVE),
-            Bytes(spent.bytes_requested),
-            Bytes(spent.trunk_bytes_read),
-            Bytes(spent.head_bytes_read),
-            Bytes(spent.expert_bytes_read),
-            rate(spent.expert_hits, spent.expert_requests),
-            spent.expert_requests,
-            Bytes(self.peak_rss_bytes),
-            Bytes(self.planned_peak_bytes),
-        )
-    }
-}
-
-/// The middle value, or the mean of the two middle ones; none of none.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_unstable_by(f64::total_cmp);
-    let (below, above) = (values.len().checked_sub(1)? / 2, values.len() / 2);
-    Some(f64::midpoint(*values.get(below)?, *values.get(above)?))
 }
 
 #[cfg(test)]

@@ -2,6 +2,10 @@
 //!
 //! The policies and the group rule are [`k3_shared::cache`], the very code k3-run caches with, and the groups of a k3 trace are
 //! rebuilt as k3-run requested them; so for the same slots and policy the hits counted here are the run's, to the last one.
+//!
+//! Why a tool of its own: which policy and how many slots are worth their memory is a question about a text, and a trace of a
+//! run answers it in seconds for every size at once. [`Cli`] has the flags, [`run`] is the tool, [`generated`] makes traces of
+//! known statistics. A trace also goes back into `k3-plan --trace`.
 #![forbid(unsafe_code)]
 
 pub mod generated;

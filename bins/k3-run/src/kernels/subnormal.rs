@@ -32,7 +32,7 @@ mod tests {
         let set = |control: u32| {
             // SAFETY: all exceptions stay masked; only how this thread rounds tiny numbers changes, and it ends with the test.
             unsafe {
-                std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack))
+                std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack));
             };
         };
         let noticed = move || {

@@ -6,7 +6,7 @@ use k3_shared::{
 };
 
 use super::{
-    ModelError, Part, Routing, SequenceState, StepProfile, WeightSource,
+    ModelError, Part, Progress, Routing, SequenceState, StepProfile, WeightSource,
     head::{self, HeadScratch},
     layer::{LayerBuffers, row_ranges},
     matrix::{MatrixScratch, StepContext},
@@ -46,8 +46,8 @@ pub enum Output {
 
 /// Watches a step.
 pub trait Observer: Send {
-    /// A layer begins.
-    fn layer(&mut self, _layer: LayerIdx) {}
+    /// A layer begins; `_progress` has been read for this step and those before it.
+    fn layer(&mut self, _layer: LayerIdx, _progress: Progress) {}
 
     /// The router of `layer` has chosen; one routing a row.
     fn routed(&mut self, _layer: LayerIdx, _routings: &[Routing]) {}
@@ -139,7 +139,7 @@ impl Forward {
                 reason = "the config bounds the layers"
             )]
             let layer = LayerIdx(layer as u32);
-            observer.layer(layer);
+            observer.layer(layer, step.source.progress());
             step.lap(Part::Observer);
             let buffers = &mut self.buffers;
             buffers.run(&mut step, &self.options, layer, segments, observer)?;

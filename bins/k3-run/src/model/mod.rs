@@ -26,7 +26,7 @@ mod workspace;
 pub use forward::{Forward, ForwardOptions, Observer, Output, Segment};
 pub use profile::{Part, PartTimes, StepProfile};
 pub use router::{Routing, route, route_into};
-pub use source::{ExpertWeights, SourceError, WeightSource};
+pub use source::{ExpertWeights, Progress, SourceError, WeightSource};
 pub use state::{KdaState, LatentCache, MixerState, SequenceState};
 pub(crate) use vectors::stored;
 

@@ -83,10 +83,26 @@ impl<'a> ExpertWeights<'a> {
     }
 }
 
+/// What was read for all steps so far: counted when a step uses it, and read whenever somebody looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Everything asked of the disk.
+    pub bytes: u64,
+    /// Distinct experts asked for.
+    pub expert_requests: u64,
+    /// Of these, resident ones.
+    pub expert_hits: u64,
+}
+
 /// Hands out weights in order of use.
 pub trait WeightSource: Send {
     /// Steps to come, in order, each saying whether it reads the output head: lets reads run ahead of the arithmetic.
     fn announce(&mut self, steps_with_head: &[bool]);
+
+    /// What was read since it was opened.
+    fn progress(&self) -> Progress {
+        Progress::default()
+    }
 
     /// A step ends: what was read for it came from files that are still what they were.
     ///

@@ -34,7 +34,7 @@ use k3_shared::{
     tiles::TileSpec,
 };
 
-use crate::model::{ExpertWeights, SourceError, WeightSource};
+use crate::model::{ExpertWeights, Progress, SourceError, WeightSource};
 use embedding::Embedding;
 use experts::ExpertSlots;
 use readers::Readers;
@@ -115,6 +115,8 @@ pub struct Store {
     /// [`Readers::busy`] when it was last taken.
     busy: Duration,
     reads: StepReads,
+    /// What [`Self::take_reads`] took.
+    taken: Progress,
     interrupt: Arc<AtomicUsize>,
 }
 
@@ -154,12 +156,14 @@ impl Store {
             readers,
             busy: Duration::ZERO,
             reads: StepReads::default(),
+            taken: Progress::default(),
             interrupt: Arc::clone(&options.interrupt),
         })
     }
 
     /// What was read since the last call.
     pub fn take_reads(&mut self) -> StepReads {
+        self.taken = self.progress();
         let mut reads = std::mem::take(&mut self.reads);
         self.trunk.add_reads(&mut reads);
         if let Some(experts) = &mut self.experts {
@@ -180,6 +184,18 @@ impl Store {
 impl WeightSource for Store {
     fn announce(&mut self, steps_with_head: &[bool]) {
         self.trunk.announce(steps_with_head);
+    }
+
+    fn progress(&self) -> Progress {
+        let experts = self.experts.as_ref().map(ExpertSlots::reads);
+        let mut progress = self.taken;
+        for reads in [Some(&self.reads), Some(self.trunk.reads()), experts] {
+            let Some(reads) = reads else { continue };
+            progress.bytes += reads.requested_bytes;
+            progress.expert_requests += reads.expert_requests;
+            progress.expert_hits += reads.expert_hits;
+        }
+        progress
     }
 
     fn end_step(&mut self) -> Result<(), SourceError> {

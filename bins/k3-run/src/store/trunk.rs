@@ -141,6 +141,11 @@ impl TrunkStream {
         self.issue();
     }
 
+    /// What was read for the steps since [`Self::add_reads`].
+    pub(super) fn reads(&self) -> &StepReads {
+        &self.reads
+    }
+
     /// Add what was read for the steps since the last call.
     pub(super) fn add_reads(&mut self, to: &mut StepReads) {
         let reads = std::mem::take(&mut self.reads);
