@@ -69,17 +69,19 @@ fn read_all(isa: Isa, bytes: &[u8]) {
 /// Median seconds of `work`, and of a plain loop over `bytes` that takes turns with it: the rate of a shared memory can halve
 /// for minutes, so a share of it is told from neighbours in time.
 pub(crate) fn beside_reading(isa: Isa, bytes: &[u8], mut work: impl FnMut()) -> [f64; 2] {
-    let mut seconds = [[0.0; 2 * REPEATS]; 2];
     work();
-    for turn in 0..2 * REPEATS {
+    let turns: [[f64; 2]; 2 * REPEATS] = std::array::from_fn(|_| {
         let start = Instant::now();
         work();
         let middle = Instant::now();
         read_all(isa, bytes);
-        seconds[0][turn] = (middle - start).as_secs_f64();
-        seconds[1][turn] = middle.elapsed().as_secs_f64();
-    }
-    seconds.map(|mut all| {
+        [
+            (middle - start).as_secs_f64(),
+            middle.elapsed().as_secs_f64(),
+        ]
+    });
+    [0, 1].map(|which| {
+        let mut all = turns.map(|turn| turn[which]);
         all.sort_by(f64::total_cmp);
         f64::midpoint(all[REPEATS - 1], all[REPEATS])
     })
