@@ -10,7 +10,11 @@ POLICIES ?= lru lfu layer-distance layer-quota s3-fifo sieve w-tinylfu static-pi
 PREDICT_BUDGETS ?= 1G 3G 6G 9G 16G
 PREDICT_ROUNDS ?= 3
 
-.PHONY: bench-resident bench-streamed budgets predict counters bench-simcache
+VERIFY_BUDGETS ?= 1G 16G
+VERIFY_ROUNDS ?= 3
+VERIFY_GEN ?= 8
+
+.PHONY: bench-resident bench-streamed bench-verify budgets predict counters bench-simcache
 
 #: bench-resident  everything in memory: seconds by part, bytes touched, the limit and the ratio, for prefill and decode,
 #:               on 1 and on all threads. SLICE=5 BENCH_BUDGET=16G BENCH_ROWS='64 256 512' BENCH_GEN=24 (at least 21)
@@ -21,6 +25,11 @@ bench-resident: build
 #:               read is in flight. SLICE=5 BENCH_ROUNDS=5 (at least 5); REPLICA=1 adds the whole release with holes for weights
 bench-streamed: build
 	@SLICE='$(SLICE)' BUDGET='$(or $(BENCH_BUDGET),16G)' ROUNDS='$(BENCH_ROUNDS)' scripts/bench-streamed.sh
+
+#: bench-verify  what checking digests costs a decoded token, as a ratio: never, at the first load, at every load; streamed and
+#:               resident. SLICE=5 VERIFY_BUDGETS='1G 16G' VERIFY_ROUNDS=3 VERIFY_GEN=8
+bench-verify: build
+	@SLICE='$(SLICE)' BUDGETS='$(VERIFY_BUDGETS)' ROUNDS='$(VERIFY_ROUNDS)' GEN='$(VERIFY_GEN)' scripts/bench-verify.sh
 
 #: budgets       a slice at many budgets between the smallest and all resident: the same bits, the planned bytes, and no more
 #:               memory than planned. SLICE=5 BUDGETS=12 SEED=1
