@@ -11,6 +11,9 @@ use super::{avx2, avx512};
 
 /// Weight bytes of one parallel task: long enough for the processor to stream, short enough to balance.
 const TASK_BYTES: usize = 256 << 10;
+/// Where memory alone is the limit, with one vector and nothing to decode: a memory that is being streamed loses a few percent at
+/// every border.
+const STREAM_BYTES: usize = 1 << 20;
 
 /// With at least [`MANY`] vectors a task has up to this many rows: the vectors, by then larger than the weights of a few rows,
 /// are read again for every task.
@@ -91,10 +94,16 @@ pub fn par_matmul_pair(
 fn split(w: Weights<'_>, results: usize, num_tokens: usize) -> (usize, usize) {
     let num_rows = results / num_tokens;
     let threads = rayon::current_num_threads();
-    (
-        num_rows,
-        task_rows(num_rows, w.num_bytes(), num_tokens, threads),
-    )
+    let bytes = w.num_bytes();
+    let rows = match w {
+        Weights::Bf16(_) | Weights::F32(_) if num_tokens == 1 => {
+            task_rows(num_rows, bytes, STREAM_BYTES, threads)
+        }
+        _ if num_tokens >= MANY => equal_rows(num_rows, threads),
+        // The work grows with weights and vectors alike.
+        _ => task_rows(num_rows, bytes * num_tokens, TASK_BYTES, threads),
+    };
+    (num_rows, rows)
 }
 
 /// The results of the rows from `first` on, as many as `out` takes.
@@ -103,20 +112,23 @@ fn rows_of(isa: Isa, w: Weights<'_>, x: &Activations, first: usize, out: &mut [f
     serial(isa, w.rows(rows, x.cols()), x, out);
 }
 
-/// Rows of one task: about [`TASK_BYTES`] of weights (counted once per vector, as the work grows with both), at least
-/// two tasks a thread where there are that many row groups. Tasks of [`MANY_ROWS`] are few, so they are made equal and as
-/// many for each thread.
-fn task_rows(num_rows: usize, bytes: usize, num_tokens: usize, threads: usize) -> usize {
+/// Rows of one task: about `task_bytes` of all `bytes`, at least two tasks a thread where there are that many row groups.
+fn task_rows(num_rows: usize, bytes: usize, task_bytes: usize, threads: usize) -> usize {
     if threads <= 1 {
         return num_rows;
     }
-    if num_tokens >= MANY {
-        let tasks = num_rows.div_ceil(MANY_ROWS).next_multiple_of(threads);
-        return num_rows.div_ceil(tasks).next_multiple_of(PAIR_ROWS);
-    }
-    let by_bytes = num_rows * TASK_BYTES / (bytes * num_tokens).max(1);
+    let by_bytes = num_rows * task_bytes / bytes.max(1);
     let by_threads = num_rows.div_ceil(threads * 2);
     by_bytes.min(by_threads).max(1).next_multiple_of(TASK_ROWS)
+}
+
+/// Rows of one task with many vectors, up to [`MANY_ROWS`]: such tasks are few, so they are made equal and as many for each thread.
+fn equal_rows(num_rows: usize, threads: usize) -> usize {
+    if threads <= 1 {
+        return num_rows;
+    }
+    let tasks = num_rows.div_ceil(MANY_ROWS).next_multiple_of(threads);
+    num_rows.div_ceil(tasks).next_multiple_of(PAIR_ROWS)
 }
 
 fn check(w: Weights<'_>, x: &Activations, out: &[f32]) {

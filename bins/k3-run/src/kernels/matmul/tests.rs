@@ -262,7 +262,7 @@ fn many_vectors_leave_every_thread_as_much_to_do() {
     // Rows of an 8 MiB tile of bf16 at the widths of the model, and whole matrices.
     for num_rows in [124, 341, 585, 1168, 3072, 7168, 12288] {
         for threads in [2, 3, 8] {
-            let rows = super::task_rows(num_rows, num_rows * 14336, 64, threads);
+            let rows = super::equal_rows(num_rows, threads);
             let tasks = num_rows.div_ceil(rows);
             let most = tasks.div_ceil(threads) * rows;
             assert!(
