@@ -19,10 +19,6 @@ tokens() {
         decode && step > 2 && $1 == "\"seconds\":" { gsub(/,/, "", $2); print $2 }' "$d/run.json"
 }
 
-median() {
-    sort -g | awk '{ v[NR] = $1 } END { print (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'
-}
-
 title 'Seconds of a decoded token by when digests are checked: medians'
 printf '%10s %12s %12s %8s %12s %8s\n' budget 'no check' 'first load' ratio 'every load' ratio
 for budget in $BUDGETS; do

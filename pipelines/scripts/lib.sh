@@ -117,3 +117,8 @@ json_total() {
     values=$(json_numbers "$1" "$2")
     say "${values##*"$newline"}"
 }
+
+# median: of the numbers on standard input, one a line.
+median() {
+    sort -g | awk '{ v[NR] = $1 } END { print (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'
+}

@@ -28,11 +28,6 @@ generate() {
     k3-run -q --plan "$d/plan.json" --ids "$ids" --gen "$GEN" --no-stop --no-verify --json "$d/run.json" "$@" >/dev/null
 }
 
-# median: of the numbers, one a line.
-median() {
-    sort -g | awk '{ v[NR] = $1 } END { print (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'
-}
-
 # one BUDGET: probe, plan and run once; a line "budget predicted measured trunk+head experts bound" to $d/rounds.
 one() {
     budget=$1
