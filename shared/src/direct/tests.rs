@@ -124,6 +124,24 @@ fn a_length_past_the_capacity_is_a_bug() {
     AlignedBuf::with_capacity(1).set_len(ALIGN + 1);
 }
 
+/// Huge pages reach across the ends of neighbours only where the system takes them for one mapping.
+#[test]
+fn buffers_made_one_after_the_other_lie_side_by_side() {
+    let buffers: Vec<AlignedBuf> = (0..64)
+        .map(|_| AlignedBuf::with_capacity((2 << 20) + ALIGN))
+        .collect();
+    let starts: Vec<usize> = buffers.iter().map(|b| b.as_ptr().addr()).collect();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let holding = maps.lines().filter(|line| {
+        let ends = line.split(' ').next().and_then(|span| span.split_once('-'));
+        let at = |hex| usize::from_str_radix(hex, 16).unwrap();
+        ends.is_some_and(|(from, to)| starts.iter().any(|s| (at(from)..at(to)).contains(s)))
+    });
+    // Other tests map memory in between.
+    let mappings = holding.count();
+    assert!((1..16).contains(&mappings), "{mappings} mappings");
+}
+
 #[test]
 fn row_37_single_byte_counts_and_interruptions_still_fill_the_buffer() {
     let bytes = pattern(3 * ALIGN);

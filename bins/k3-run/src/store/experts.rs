@@ -22,9 +22,8 @@ use super::{
 use crate::model::{ExpertWeights, SourceError};
 
 /// One slot and what lies in it.
-#[derive(Default)]
 struct Slot {
-    /// Absent before its first read and while a reader fills it.
+    /// Absent while a reader fills it.
     buffer: Option<AlignedBuf>,
     payload: Range<usize>,
     /// Holds an expert of the current group that was not consumed yet, or is being filled with one.
@@ -113,10 +112,16 @@ impl ExpertSlots {
         readers: Arc<Readers>,
     ) -> Result<Self, SourceError> {
         let slots = options.expert_slots;
+        let capacity = covering_bytes(block.bytes);
+        let slot = || Slot {
+            buffer: Some(AlignedBuf::with_capacity(capacity)),
+            payload: 0..0,
+            busy: false,
+        };
         Ok(Self {
             cache: ExpertCache::new(options.policy, slots, geometry)?,
             groups: GroupBuilder::new(geometry),
-            slots: std::iter::repeat_with(Slot::default).take(slots).collect(),
+            slots: std::iter::repeat_with(slot).take(slots).collect(),
             layers,
             block,
             waiting: VecDeque::new(),
@@ -190,12 +195,10 @@ impl ExpertSlots {
             let id = self.cache.geometry().id(key);
             let (file, offset) = self.place(id)?;
             let slot_state = &mut self.slots[slot as usize];
+            let buffer = slot_state.buffer.take().ok_or_else(|| {
+                SourceError::Other(format!("slot {slot} is being read into already"))
+            })?;
             slot_state.busy = true;
-            let capacity = covering_bytes(self.block.bytes);
-            let buffer = slot_state
-                .buffer
-                .take()
-                .unwrap_or_else(|| AlignedBuf::with_capacity(capacity));
             let hash = self.digests.is_some()
                 && match self.verify {
                     Verify::First => !self.verified[key.get()],

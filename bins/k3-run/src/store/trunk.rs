@@ -27,10 +27,34 @@ struct Tile {
     stored_bytes: usize,
     raw_bytes: u64,
     sha256: [u8; 32],
-    pinned: bool,
     verified: bool,
-    /// A pinned tile's bytes, once loaded.
-    resident: Option<AlignedBuf>,
+    memory: Memory,
+}
+
+/// Where a tile's bytes go.
+enum Memory {
+    /// Into a slot of the ring, each time they are used.
+    Ring,
+    /// A pinned tile: memory of its own, not read into yet.
+    ///
+    /// All of it is mapped before the first read. Mappings made one after the other lie side by side, and the system takes them for
+    /// one, so that huge pages reach across their ends; mapped one at a time between reads, a quarter of tiles of 8 MiB lay in
+    /// small pages, and each mapping waited for the page faults of the reads under way.
+    Reserved(AlignedBuf),
+    /// A pinned tile that is being read.
+    Arriving,
+    /// A pinned tile's bytes.
+    Resident(AlignedBuf),
+}
+
+impl Memory {
+    fn of(pinned: bool, bytes: usize) -> Self {
+        if pinned {
+            Self::Reserved(AlignedBuf::with_capacity(bytes))
+        } else {
+            Self::Ring
+        }
+    }
 }
 
 /// A place in the sequence of announced steps.
@@ -49,8 +73,6 @@ pub(super) struct TrunkStream {
     steps: Vec<bool>,
     used: Cursor,
     issued: Cursor,
-    /// Tiles that some pass of the read cursor has gone by: the pinned ones among them are loaded or loading.
-    passed: usize,
     /// Pinned loads have their own memory, so only this bounds how many are in flight.
     max_in_flight: usize,
     free: Vec<AlignedBuf>,
@@ -82,19 +104,19 @@ impl TrunkStream {
             let path = trunk.files.get(record.file).ok_or_else(|| {
                 SourceError::Other(format!("tile {index}: names no data file (re-run k3-pack)"))
             })?;
+            let stored_bytes = usize::try_from(record.stored_bytes)
+                .map_err(|e| SourceError::Other(format!("tile {index}: {e}")))?;
             tiles.push(Tile {
                 spec: spec.clone(),
                 file: files.get(path)?,
                 offset: record.offset,
-                stored_bytes: usize::try_from(record.stored_bytes)
-                    .map_err(|e| SourceError::Other(format!("tile {index}: {e}")))?,
+                stored_bytes,
                 raw_bytes: record.raw_bytes,
                 sha256: parse_hex(&record.sha256).ok_or_else(|| {
                     SourceError::Other(format!("tile {index}: sha256 is not a digest"))
                 })?,
-                pinned: options.pinned.contains(index),
                 verified: false,
-                resident: None,
+                memory: Memory::of(options.pinned.contains(index), stored_bytes),
             });
         }
         let folders = format!("{} {}", shell(&options.model_dir), shell(&trunk.dir));
@@ -117,7 +139,6 @@ impl TrunkStream {
             steps: Vec::new(),
             used: Cursor::default(),
             issued: Cursor::default(),
-            passed: 0,
             max_in_flight,
             free: Vec::with_capacity(options.ring_slots),
             unallocated: options.ring_slots,
@@ -197,36 +218,27 @@ impl TrunkStream {
     fn issue(&mut self) {
         while self.issued.step < self.steps.len() {
             let index = self.issued.tile;
-            let pinned = self.tiles[index].pinned;
-            // A pinned tile is read when the sequence first comes to it, and never again.
-            if pinned && index < self.passed {
-                self.pass();
-                continue;
-            }
-            let in_flight = self.next_issue - self.next_use;
-            let buffer = if pinned {
-                if in_flight >= self.max_in_flight as u64 {
-                    return;
+            let all_under_way = self.next_issue - self.next_use >= self.max_in_flight as u64;
+            let memory = &mut self.tiles[index].memory;
+            let buffer = match memory {
+                Memory::Ring => self.ring_slot(),
+                // Read when the sequence first comes to it, and never again.
+                Memory::Arriving | Memory::Resident(_) => {
+                    self.issued = self.advance(self.issued);
+                    continue;
                 }
-                AlignedBuf::with_capacity(self.tiles[index].stored_bytes)
-            } else {
-                match self.ring_slot() {
-                    Some(buffer) => buffer,
-                    None => return,
-                }
+                Memory::Reserved(_) if all_under_way => None,
+                Memory::Reserved(_) => match std::mem::replace(memory, Memory::Arriving) {
+                    Memory::Reserved(buffer) => Some(buffer),
+                    _ => None,
+                },
+            };
+            let Some(buffer) = buffer else {
+                return;
             };
             self.submit(index, buffer);
-            self.pass();
+            self.issued = self.advance(self.issued);
         }
-    }
-
-    /// Move the read cursor on, remembering how far a whole pass has come.
-    fn pass(&mut self) {
-        let next = self.advance(self.issued);
-        if next.step != self.issued.step {
-            self.passed = self.passed.max(self.issued.tile + 1);
-        }
-        self.issued = next;
     }
 
     fn ring_slot(&mut self) -> Option<AlignedBuf> {
@@ -269,19 +281,21 @@ impl TrunkStream {
             self.announce(&[true]);
         }
         let index = self.used.tile;
-        if self.tiles[index].resident.is_none() {
+        if !matches!(self.tiles[index].memory, Memory::Resident(_)) {
             let done = self.arrival()?;
             self.check(index, &done)?;
             self.count(index, done.buffer.len() as u64);
-            if self.tiles[index].pinned {
-                self.tiles[index].resident = Some(done.buffer);
-            } else {
-                use_it(&self.tiles[index].spec, &done.buffer);
+            let tile = &mut self.tiles[index];
+            if matches!(tile.memory, Memory::Ring) {
+                use_it(&tile.spec, &done.buffer);
                 self.free.push(done.buffer);
+            } else {
+                tile.memory = Memory::Resident(done.buffer);
             }
         }
-        if let Some(bytes) = &self.tiles[index].resident {
-            use_it(&self.tiles[index].spec, bytes);
+        let tile = &self.tiles[index];
+        if let Memory::Resident(bytes) = &tile.memory {
+            use_it(&tile.spec, bytes);
         }
         self.used = self.advance(self.used);
         self.issue();

@@ -24,9 +24,8 @@ fn tile(index: usize, role: TensorRole) -> Tile {
         stored_bytes: ALIGN,
         raw_bytes: ALIGN as u64,
         sha256: [0; 32],
-        pinned: false,
         verified: false,
-        resident: None,
+        memory: Memory::Ring,
     }
 }
 
@@ -46,7 +45,7 @@ pub(in crate::store) fn stream(
     ];
     let mut tiles: Vec<Tile> = (0..).zip(roles).map(|(i, role)| tile(i, role)).collect();
     for &index in pinned {
-        tiles[index].pinned = true;
+        tiles[index].memory = Memory::of(true, ALIGN);
     }
     TrunkStream::over(tiles, options, Arc::clone(readers), String::new())
 }
