@@ -25,7 +25,7 @@ use std::{
 use rustix::fs::OFlags;
 
 pub use self::{
-    buffer::AlignedBuf,
+    buffer::{AlignedBuf, HUGE_PAGE},
     device::{Device, System},
     error::DirectError,
     interpose::Interpose,

@@ -1,7 +1,7 @@
 //! What was measured earlier: one small file for each machine and set of disks, in the user's cache folder.
 //!
 //! A file says what it was measured on, and counts only for that. Whatever cannot be read is ignored with a warning: the cache
-//! saves a quarter of a minute, and is never worth refusing to plan.
+//! saves half a minute, and is never worth refusing to plan.
 
 use std::{
     env, fs, io,
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 /// The schema tag of a file.
-const SCHEMA: &str = "k3.probe/1";
+const SCHEMA: &str = "k3.probe/2";
 
 /// What measurements depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,6 +159,7 @@ fn is_sane(probe: &Probe) -> bool {
         probe.disk_bytes_per_second,
         probe.random_bytes_per_second,
         probe.memory_bytes_per_second,
+        probe.weights_bytes_per_second,
         probe.flops_per_second,
     ];
     let cells = probe.sweep.iter().map(|cell| cell.bytes_per_second);
@@ -214,7 +215,7 @@ mod tests {
         let path = store(dir.path(), key(2, dir.path()), &probe()).unwrap();
         let good = fs::read_to_string(&path).unwrap();
         for (from, to) in [
-            ("k3.probe/1", "k3.probe/9"),
+            ("k3.probe/2", "k3.probe/9"),
             ("\"threads\": 2", "\"threads\": 7"),
             ("1500000000.0", "-1.0"),
             ("\"queue_depth\": 4", "\"queue_depth\": 0"),

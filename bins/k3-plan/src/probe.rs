@@ -4,6 +4,7 @@
 //! experts at random places; past the page cache, or with a printed line where the file system refuses. A figure that cannot be
 //! a disk's (holes, a file system in memory, the speed of the page cache) is not stored.
 
+mod arithmetic;
 mod disk;
 mod memory;
 mod reader;
@@ -28,6 +29,7 @@ use k3_shared::{
 
 use crate::cost::Depth;
 use disk::{Sweeper, Swept, Wishes};
+use memory::Memory;
 use sweep::speed_at;
 pub use target::Extent;
 use target::{Doubt, Target, shards, whole};
@@ -82,18 +84,30 @@ pub enum ProbeError {
 pub fn measure(subject: &Subject<'_>, host: &Host) -> Result<Probe, ProbeError> {
     let threads = subject.threads;
     log::info!(
-        "measuring memory, arithmetic and disk: about 15 s; other work on this machine counts"
+        "measuring memory, arithmetic and disk: about 25 s; other work on this machine counts"
     );
-    let memory_speed = memory::memory_speed(threads, host.limit_bytes);
+    let memory = Memory::new(threads, host.limit_bytes);
+    let memory_speed = memory.plain_speed();
     let mut probe = Probe {
         memory_bytes_per_second: Some(memory_speed),
-        flops_per_second: Some(memory::arithmetic_speed(threads)),
+        flops_per_second: Some(arithmetic::arithmetic_speed(threads)),
         date: today(),
         ..Probe::default()
     };
-    if !subject.disk {
-        return Ok(probe);
+    if subject.disk {
+        measure_disk(subject, host, memory_speed, &mut probe)?;
     }
+    // Last, since k3-run comes to its weights when it has read them, and where processors are virtual that has moved them.
+    probe.weights_bytes_per_second = memory.tiled_speed();
+    Ok(probe)
+}
+
+fn measure_disk(
+    subject: &Subject<'_>,
+    host: &Host,
+    memory_speed: f64,
+    probe: &mut Probe,
+) -> Result<(), ProbeError> {
     let wishes = Wishes {
         read_bytes: subject.read_bytes,
         depth: subject.queue_depth,
@@ -111,9 +125,9 @@ pub fn measure(subject: &Subject<'_>, host: &Host) -> Result<Probe, ProbeError> 
             trunk: chosen.depth,
             experts: chosen.depth,
         };
-        set_speeds(&mut probe, chosen.read_bytes, depth);
+        set_speeds(probe, chosen.read_bytes, depth);
     }
-    Ok(probe)
+    Ok(())
 }
 
 /// Set the disk's figures to what its sweep says of `read_bytes` and so many in flight; as they are without a sweep.

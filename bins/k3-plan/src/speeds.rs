@@ -52,6 +52,7 @@ pub(crate) fn of(
     }
     if let Some(speed) = cli.memory_speed {
         probe.memory_bytes_per_second = given(speed);
+        probe.weights_bytes_per_second = None;
         by_hand.push("memory");
     }
     let separator = if note.is_empty() { "" } else { "; " };

@@ -353,7 +353,9 @@ fn given_speeds_predict_the_time_of_a_token() {
         + predicted.head_bytes_per_token
         + predicted.expert_bytes_per_token;
     let seconds = predicted.seconds_per_token.unwrap();
-    assert!((seconds - read as f64 / 1e6).abs() < 1e-9, "{seconds}");
+    // So little is computed that the disk's time is nearly all.
+    let disk = read as f64 / 1e6;
+    assert!((disk..disk * 1.001).contains(&seconds), "{seconds}");
     let probe = plan.probe.unwrap();
     assert_eq!(probe.disk_bytes_per_second, Some(1e6));
     assert_eq!(probe.memory_bytes_per_second, Some(1e12));

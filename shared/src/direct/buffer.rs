@@ -6,14 +6,18 @@ use memmap2::{Advice, MmapMut};
 
 use super::ALIGN;
 
-/// Smallest buffer for which huge pages are asked: one of them is this large on every machine that has them in this size.
-const HUGE: usize = 2 << 20;
+/// Bytes of a huge page. Smaller buffers are not worth asking for any.
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes that begin at a multiple of [`ALIGN`] in memory; always initialised.
 ///
 /// The capacity is fixed at birth, a multiple of [`ALIGN`], and never grows: what a pool of buffers takes is known when it is
-/// made. Memory is pages of its own from the system, zeroed when they are first touched, huge ones where the host gives them: they
-/// lie within the buffer, so that it takes no more memory either way.
+/// made. Memory is pages of its own from the system, zeroed when they are first touched, huge ones where the host gives them.
+///
+/// Huge pages begin at multiples of [`HUGE_PAGE`]. A buffer whose capacity is one begins there too (Linux 6.7 and later) and lies in
+/// huge pages alone. Any other has small pages at both ends, unless its neighbours were made before it was touched: buffers made
+/// one after the other lie side by side, and the system takes them for one. So make all of them first. None takes more memory
+/// than its own for it.
 pub struct AlignedBuf {
     memory: MmapMut,
     len: usize,
@@ -28,7 +32,7 @@ impl AlignedBuf {
         let capacity = bytes.max(1).next_multiple_of(ALIGN);
         let memory = MmapMut::map_anon(capacity)
             .unwrap_or_else(|e| panic!("a buffer of {capacity} bytes: {e}"));
-        if capacity >= HUGE {
+        if capacity >= HUGE_PAGE {
             // Advice: a host without huge pages gives small ones.
             let _ = memory.advise(Advice::HugePage);
         }

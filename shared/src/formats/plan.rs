@@ -54,6 +54,9 @@ pub struct Probe {
     /// The requests in flight that the sweep chose.
     #[serde(default)]
     pub queue_depth: Option<usize>,
+    /// Weights read from memory as k3-run comes to them: a tile at a time, shared out over all threads.
+    #[serde(default)]
+    pub weights_bytes_per_second: Option<f64>,
     /// Everything the sweep measured.
     #[serde(default)]
     pub sweep: Vec<SweepCell>,

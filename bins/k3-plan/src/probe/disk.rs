@@ -12,7 +12,7 @@ use std::{
 };
 
 use k3_shared::{
-    direct::AlignedBuf,
+    direct::{AlignedBuf, HUGE_PAGE},
     formats::plan::{DeviceSpeed, ReadKind, SweepCell},
 };
 
@@ -329,7 +329,9 @@ impl Sweeper {
         cursor: &Cursor,
     ) -> Result<Reading, ProbeError> {
         let mut buffers = self.buffers.borrow_mut();
-        let length = usize::try_from(self.longest()).unwrap_or(usize::MAX);
+        // Whole huge pages, in which all of it then lies: reads into small pages are slower, and k3-run makes none.
+        let length = self.longest().next_multiple_of(HUGE_PAGE as u64);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
         while buffers.len() < shape.depth {
             let mut buffer = AlignedBuf::zeroed(length);
             buffer.back_with_memory();

@@ -1,26 +1,28 @@
-//! How fast memory is read and values are multiplied, by all threads together.
+//! How fast memory is read, by all threads together.
 
 use std::{
     hint::black_box,
-    sync::{
-        Barrier,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Barrier,
     thread,
     time::{Duration, Instant},
 };
 
 use k3_shared::direct::AlignedBuf;
+use rayon::prelude::*;
 
-/// How long each round of arithmetic runs.
-const ARITHMETIC: Duration = Duration::from_millis(150);
 /// Readings in each way; the median counts.
 const ROUNDS: usize = 3;
 /// Memory read by one thread, or less where the host has little: well past any cache, and much of what there is, since weights fill
 /// memory, and where a virtual machine's memory lies in several places of its host, one may be half as fast as another.
 const MEMORY_BYTES: u64 = 3 << 30;
-/// Values multiplied at once: enough independent products to fill the pipelines, in 12 of 16 registers.
-const LANES: usize = 48;
+/// A tile of a trunk, as k3-pack cuts them if not told otherwise, and a task of one, as k3-run does.
+const TILE_BYTES: usize = 8 << 20;
+const TASK_BYTES: usize = 1 << 20;
+/// Tiles of a matrix, and how long one thread works alone between two, while the others fall asleep.
+const MATRIX_TILES: usize = 6;
+const ALONE: Duration = Duration::from_micros(100);
+/// How long tiles are read.
+const TILED: Duration = Duration::from_secs(4);
 /// Bytes of one step of a loop.
 const CHUNK: usize = 256;
 /// Ways to read, of which the best counts. A processor's own prefetching follows one run of addresses only so far ahead; several
@@ -35,25 +37,68 @@ const WAYS: [Way; 4] = [
 
 type Way = fn(&[[u8; CHUNK]]) -> u64;
 
-/// Bytes a second that all threads together read from memory, with at most a quarter of `limit_bytes` of it: the best of a few plain
-/// loops.
-pub(super) fn memory_speed(threads: usize, limit_bytes: u64) -> f64 {
-    let threads = threads.max(1);
-    let each = MEMORY_BYTES.min(limit_bytes / 4 / threads as u64);
-    let each = usize::try_from(each).unwrap_or(0).max(64 * CHUNK);
-    let start = Barrier::new(threads);
+/// Memory for every thread, all of it there.
+pub(super) struct Memory {
+    buffers: Vec<AlignedBuf>,
+}
+
+impl Memory {
+    /// For `threads`, with at most a quarter of `limit_bytes`.
+    pub(super) fn new(threads: usize, limit_bytes: u64) -> Self {
+        let threads = threads.max(1);
+        let each = MEMORY_BYTES.min(limit_bytes / 4 / threads as u64);
+        let each = usize::try_from(each).unwrap_or(0).max(64 * CHUNK);
+        let mut buffers: Vec<AlignedBuf> = (0..threads).map(|_| AlignedBuf::zeroed(each)).collect();
+        thread::scope(|scope| {
+            for buffer in &mut buffers {
+                scope.spawn(|| buffer.back_with_memory());
+            }
+        });
+        Self { buffers }
+    }
+
+    fn chunks(&self) -> Vec<&[[u8; CHUNK]]> {
+        self.buffers
+            .iter()
+            .map(|buffer| buffer.as_chunks().0)
+            .collect()
+    }
+
+    /// Bytes a second of every thread through memory of its own, in the best of a few plain loops: the limit.
+    pub(super) fn plain_speed(&self) -> f64 {
+        let speeds = plain_speeds(&self.chunks());
+        log::debug!("memory, each way: {speeds:.0?} bytes a second");
+        speeds.into_iter().fold(0.0, f64::max)
+    }
+
+    /// Bytes a second a tile at a time, as k3-run comes to weights: its tasks shared out over a pool, whose threads wait for its end
+    /// and fall asleep between matrices. Where processors are virtual their host may move them at every waking, next to each
+    /// other or far apart, so that both share one path to memory or have one each: this is no constant share of the limit.
+    pub(super) fn tiled_speed(&self) -> Option<f64> {
+        let threads = self.buffers.len();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let chunks = self.chunks();
+        let speed = pool.ok()?.install(|| tiled_speed(&chunks));
+        log::debug!("memory, in tiles: {speed:.0} bytes a second");
+        Some(speed)
+    }
+}
+
+/// Bytes a second of a thread for each memory, for each way to read.
+fn plain_speeds(memory: &[&[[u8; CHUNK]]]) -> Vec<f64> {
+    let start = Barrier::new(memory.len());
     let rates = thread::scope(|scope| {
-        let reader = || {
-            let mut memory = AlignedBuf::zeroed(each);
-            memory.back_with_memory();
-            let (chunks, _) = memory.as_chunks();
+        let reader = |chunks| {
             let one_turn = |turn: usize| {
                 start.wait();
                 rate_of(WAYS[turn % WAYS.len()], chunks)
             };
             (0..ROUNDS * WAYS.len()).map(one_turn).collect()
         };
-        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(reader)).collect();
+        let readers: Vec<_> = memory
+            .iter()
+            .map(|chunks| scope.spawn(move || reader(chunks)))
+            .collect();
         let joined = readers.into_iter().map(thread::ScopedJoinHandle::join);
         joined
             .map(Result::unwrap_or_default)
@@ -64,9 +109,36 @@ pub(super) fn memory_speed(threads: usize, limit_bytes: u64) -> f64 {
         let turns = (0..ROUNDS).map(|round| of_turn(round * WAYS.len() + way));
         median(turns.collect())
     };
-    let speeds: Vec<f64> = (0..WAYS.len()).map(of_way).collect();
-    log::debug!("memory, each way: {speeds:.0?} bytes a second");
-    speeds.into_iter().fold(0.0, f64::max)
+    (0..WAYS.len()).map(of_way).collect()
+}
+
+/// Bytes a second of the current pool, for at least [`TILED`] and whole passes.
+fn tiled_speed(memory: &[&[[u8; CHUNK]]]) -> f64 {
+    let start = Instant::now();
+    let mut bytes = 0;
+    let mut alone = Duration::ZERO;
+    while start.elapsed() < TILED {
+        for matrix in memory
+            .iter()
+            .flat_map(|chunks| chunks.chunks(MATRIX_TILES * TILE_BYTES / CHUNK))
+        {
+            for tile in matrix.chunks(TILE_BYTES / CHUNK) {
+                let tasks = tile.par_chunks(TASK_BYTES / CHUNK);
+                black_box(
+                    tasks
+                        .map(side_by_side::<4>)
+                        .reduce(|| 0, |all, one| all ^ one),
+                );
+                bytes += size_of_val(tile);
+            }
+            let together = Instant::now();
+            while together.elapsed() < ALONE {
+                std::hint::spin_loop();
+            }
+            alone += together.elapsed();
+        }
+    }
+    bytes as f64 / start.elapsed().saturating_sub(alone).as_secs_f64()
 }
 
 /// Bytes a second of one thread that reads all of this once.
@@ -100,74 +172,6 @@ fn add(sums: &mut [u64; 8], chunk: &[u8; CHUNK]) {
             *sum ^= u64::from_ne_bytes(*word);
         }
     }
-}
-
-/// Multiply-adds a second of all threads, each counted as two.
-///
-/// This tool has no unsafe code, and without any it cannot call into instructions that only some processors have. So the loop is
-/// compiled for every processor of the architecture, and measures what can be had there: how many vector multiplications are
-/// issued a second, four lanes each on x86-64. A fused multiply-add takes the same units and counts twice, and wider registers
-/// hold more lanes. Where a processor works on 512 bits in two halves the estimate is twice too high; a limit computed from it
-/// is then still a limit.
-pub(super) fn arithmetic_speed(threads: usize) -> f64 {
-    let rounds = (0..ROUNDS).map(|_| products_per_second(threads));
-    rounds.fold(0.0, f64::max) * fused_operations_per_product()
-}
-
-fn products_per_second(threads: usize) -> f64 {
-    const REPEATS: usize = 4096;
-    let over = AtomicBool::new(false);
-    let one = || {
-        let mut products = [1.0f32; LANES];
-        let mut work = || {
-            // From one again: products that fade to subnormals would be slow on some processors.
-            products.fill(1.0);
-            let factor = black_box(0.999_999f32);
-            for _ in 0..REPEATS {
-                for product in &mut products {
-                    *product *= factor;
-                }
-            }
-            black_box(&products);
-            (LANES * REPEATS) as f64
-        };
-        // Once for the clock to rise.
-        work();
-        let start = Instant::now();
-        let mut done = 0.0;
-        while !over.load(Ordering::Relaxed) {
-            done += work();
-            if start.elapsed() >= ARITHMETIC {
-                over.store(true, Ordering::Relaxed);
-            }
-        }
-        done / start.elapsed().as_secs_f64()
-    };
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(one)).collect();
-        workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or(0.0))
-            .sum()
-    })
-}
-
-/// Operations of the widest fused multiply-add of this processor for each lane of the loop's multiplication.
-#[cfg(target_arch = "x86_64")]
-fn fused_operations_per_product() -> f64 {
-    let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    if fused && is_x86_feature_detected!("avx512f") {
-        8.0
-    } else if fused {
-        4.0
-    } else {
-        1.0
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn fused_operations_per_product() -> f64 {
-    2.0
 }
 
 /// The middle value, or the mean of the two middle ones; zero of none.

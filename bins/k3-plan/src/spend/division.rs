@@ -67,14 +67,16 @@ impl Division<'_, '_> {
         self.spender.split(*budget, settings, at, *base, slots)
     }
 
-    /// The sizes of the curve's series that fit, with the fewest slots and the most, ascending.
+    /// The sizes of the curve's series that fit, with the fewest slots and the most, ascending; all sizes where they are few: with
+    /// some policies a slot more can cost hits, which in short traces shows.
     fn ends(&self, first: Split) -> Vec<Split> {
         let most = self.most_slots();
-        let between = |size: &&usize| (self.least + 1..most).contains(*size);
-        let series = self.spender.curve.series();
-        let sizes = series.iter().filter(between).copied();
-        let largest = (most > self.least).then_some(most);
-        let more = sizes.chain(largest).filter_map(|slots| self.with(slots));
+        let curve = self.spender.curve;
+        let mut sizes: Vec<usize> = (self.least + 1..=most).collect();
+        if sizes.len() > curve.tries() {
+            sizes.retain(|size| *size == most || curve.series().contains(size));
+        }
+        let more = sizes.into_iter().filter_map(|slots| self.with(slots));
         std::iter::once(first).chain(more).collect()
     }
 

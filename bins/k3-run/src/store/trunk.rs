@@ -47,6 +47,16 @@ enum Memory {
     Resident(AlignedBuf),
 }
 
+/// The slots of a ring, mapped side by side and then backed with memory: the tiles they come to hold are of different sizes.
+fn ring(slots: usize, slot_bytes: usize) -> Vec<AlignedBuf> {
+    let slot = || AlignedBuf::with_capacity(slot_bytes);
+    let mut ring: Vec<AlignedBuf> = std::iter::repeat_with(slot).take(slots).collect();
+    for slot in &mut ring {
+        slot.back_with_memory();
+    }
+    ring
+}
+
 impl Memory {
     fn of(pinned: bool, bytes: usize) -> Self {
         if pinned {
@@ -75,10 +85,8 @@ pub(super) struct TrunkStream {
     issued: Cursor,
     /// Pinned loads have their own memory, so only this bounds how many are in flight.
     max_in_flight: usize,
+    /// Slots of the ring that nothing is read into.
     free: Vec<AlignedBuf>,
-    /// Slots of the ring that were not yet allocated.
-    unallocated: usize,
-    slot_bytes: usize,
     /// Reads are numbered in order of use; arrivals wait here for their turn, the one due at the front. As long as all that can
     /// be in flight, from the start.
     next_issue: u64,
@@ -140,9 +148,7 @@ impl TrunkStream {
             used: Cursor::default(),
             issued: Cursor::default(),
             max_in_flight,
-            free: Vec::with_capacity(options.ring_slots),
-            unallocated: options.ring_slots,
-            slot_bytes: options.ring_slot_bytes,
+            free: ring(options.ring_slots, options.ring_slot_bytes),
             next_issue: 0,
             next_use: 0,
             arrived: (0..options.ring_slots + max_in_flight)
@@ -221,7 +227,7 @@ impl TrunkStream {
             let all_under_way = self.next_issue - self.next_use >= self.max_in_flight as u64;
             let memory = &mut self.tiles[index].memory;
             let buffer = match memory {
-                Memory::Ring => self.ring_slot(),
+                Memory::Ring => self.free.pop(),
                 // Read when the sequence first comes to it, and never again.
                 Memory::Arriving | Memory::Resident(_) => {
                     self.issued = self.advance(self.issued);
@@ -239,17 +245,6 @@ impl TrunkStream {
             self.submit(index, buffer);
             self.issued = self.advance(self.issued);
         }
-    }
-
-    fn ring_slot(&mut self) -> Option<AlignedBuf> {
-        if let Some(buffer) = self.free.pop() {
-            return Some(buffer);
-        }
-        self.unallocated = self.unallocated.checked_sub(1)?;
-        let mut buffer = AlignedBuf::with_capacity(self.slot_bytes);
-        // The tiles it comes to hold are of different sizes.
-        buffer.back_with_memory();
-        Some(buffer)
     }
 
     fn submit(&mut self, index: usize, buffer: AlignedBuf) {
