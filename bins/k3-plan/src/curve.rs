@@ -28,8 +28,7 @@ const MOST_TRIES: usize = 400;
 const FEWEST_TRIES: usize = 24;
 /// Requests replayed for each contender for one budget, about.
 const TRIES_REQUESTS: usize = 40_000_000;
-/// A policy this close to the best somewhere is asked between the sizes of the series too; short traces, in which any may lead
-/// somewhere between, are cheap enough to ask all.
+/// A policy this close to the best somewhere is asked between the sizes of the series too.
 const CLOSE: f64 = 0.002;
 
 /// The policy that hits most, and how often.
@@ -91,9 +90,6 @@ impl<'a> Curve<'a> {
             .flat_map(|&slots| self.policies.iter().map(move |&policy| (policy, slots)))
             .collect();
         self.replay_all(&jobs);
-        if self.all_are_cheap() {
-            return;
-        }
         let is_close = |policy: PolicyKind| {
             sizes.iter().any(|&slots| {
                 let best = self.at(slots).hits.rate;
@@ -126,12 +122,6 @@ impl<'a> Curve<'a> {
     /// The sizes to look at first.
     pub fn series(&self) -> &[usize] {
         &self.series
-    }
-
-    /// Whether every policy can be asked for every size that is looked at.
-    fn all_are_cheap(&self) -> bool {
-        let requests = self.replay.map_or(0, Replay::num_requests);
-        requests.saturating_mul(self.policies.len() * MOST_TRIES) <= TRIES_REQUESTS
     }
 
     /// What `slots` slots are expected to hit under the best policy.

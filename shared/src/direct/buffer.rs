@@ -16,8 +16,8 @@ pub const HUGE_PAGE: usize = 2 << 20;
 ///
 /// Huge pages begin at multiples of [`HUGE_PAGE`]. A buffer whose capacity is one begins there too (Linux 6.7 and later) and lies in
 /// huge pages alone. Any other has small pages at both ends, unless its neighbours were made before it was touched: buffers made
-/// one after the other lie side by side, and the system takes them for one. So make all of them first. None takes more memory
-/// than its own for it.
+/// one after the other lie side by side, and the system takes them for one (Linux 6.7 to 6.11 begin each at a huge page instead). So
+/// make all of them first. None takes more memory than its own for it.
 pub struct AlignedBuf {
     memory: MmapMut,
     len: usize,

@@ -124,11 +124,12 @@ fn a_length_past_the_capacity_is_a_bug() {
     AlignedBuf::with_capacity(1).set_len(ALIGN + 1);
 }
 
-/// Huge pages reach across the ends of neighbours only where the system takes them for one mapping.
+/// Huge pages reach across the ends of neighbours only where the system takes them for one mapping. Linux 6.7 to 6.11 lay large
+/// mappings apart, each at the start of a huge page.
 #[test]
-fn buffers_made_one_after_the_other_lie_side_by_side() {
+fn buffers_made_one_after_the_other_lie_side_by_side_or_each_at_a_huge_page() {
     let buffers: Vec<AlignedBuf> = (0..64)
-        .map(|_| AlignedBuf::with_capacity((2 << 20) + ALIGN))
+        .map(|_| AlignedBuf::with_capacity(HUGE_PAGE + ALIGN))
         .collect();
     let starts: Vec<usize> = buffers.iter().map(|b| b.as_ptr().addr()).collect();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -139,7 +140,8 @@ fn buffers_made_one_after_the_other_lie_side_by_side() {
     });
     // Other tests map memory in between.
     let mappings = holding.count();
-    assert!((1..16).contains(&mappings), "{mappings} mappings");
+    let apart = starts.iter().all(|start| start.is_multiple_of(HUGE_PAGE));
+    assert!(apart || (1..16).contains(&mappings), "{mappings} mappings");
 }
 
 #[test]

@@ -72,10 +72,14 @@ impl Division<'_, '_> {
     fn ends(&self, first: Split) -> Vec<Split> {
         let most = self.most_slots();
         let curve = self.spender.curve;
-        let mut sizes: Vec<usize> = (self.least + 1..=most).collect();
-        if sizes.len() > curve.tries() {
-            sizes.retain(|size| *size == most || curve.series().contains(size));
-        }
+        let above = self.least + 1..=most;
+        let sizes: Vec<usize> = if most - self.least <= curve.tries() {
+            above.collect()
+        } else {
+            let between = |size: &usize| above.contains(size) && *size < most;
+            let series = curve.series().iter().copied().filter(between);
+            series.chain([most]).collect()
+        };
         let more = sizes.into_iter().filter_map(|slots| self.with(slots));
         std::iter::once(first).chain(more).collect()
     }
